@@ -1,0 +1,128 @@
+"""The block index: which holders have which block.
+
+Owns the contract between Python and the native core (`_native`, C++ in csrc/), and nothing else. `reference` is the
+pure oracle that tests compare the native index with; it is never used as a silent fallback: without the extension,
+importing this package fails.
+
+Rules: packed buffers in, packed bytes out, never a Python object per block; batches release the GIL; no clock (callers
+pass `now_s`), no I/O. A *holder* is an opaque number (0 <= holder < 2**24) that the directory gives to one
+(node, epoch, namespace, tier): so clearing a tier, fencing an epoch or replacing a snapshot is one `drop`, whose cost is in
+the number of distinct holder sets, not of blocks. A *scope* is a 64-bit number for (namespace, state group) that is
+mixed into the key. Design: ../../ARCHITECTURE.md and docs/adr/.
+"""
+
+from typing import NamedTuple, Protocol, Self
+
+from kvdir.index._native import Index, Sketch
+
+__all__ = ["BlockIndex", "BlockSketch", "Index", "IndexStats", "Lookup", "Sketch"]
+
+Packed = bytes | bytearray | memoryview
+
+
+class Lookup(NamedTuple):
+    """Answer of `lookup`.
+
+    runs: u32 little-endian triples (start, count, set), ascending by start; neighbouring hits with the same holder set form
+        one run; positions in no run are misses.
+    sets: for each set named in `runs`, the holders as packed u32 little-endian, ascending, never empty.
+    hits: number of positions found.
+    """
+
+    runs: bytes
+    sets: list[bytes]
+    hits: int
+
+
+class IndexStats(NamedTuple):
+    """Figures about the index itself: counts are live blocks, bytes are resident bytes of the whole region."""
+
+    blocks: int
+    capacity: int
+    bytes: int
+    sets: int
+    holders: int
+    growing: bool
+
+
+class BlockSketch(Protocol):
+    """Invertible Bloom lookup table over a set of fingerprints, and an order-free digest of the same set (design 04).
+
+    Items are the first 16 bytes of a fingerprint (8-byte ones zero-padded). 1,024 cells by default in four hash regions;
+    a cell is two 64-bit key sums, a 32-bit check sum and a 32-bit count: 24 bytes. Updates are O(1) per item.
+    Source: Goodrich and Mitzenmacher, "Invertible Bloom Lookup Tables", 2011; Eppstein et al., SIGCOMM 2011.
+    """
+
+    def insert(self, fingerprints: Packed, width: int) -> None: ...
+    def remove(self, fingerprints: Packed, width: int) -> None: ...
+    def clear(self) -> None: ...
+    def copy(self) -> Self: ...
+    @property
+    def count(self) -> int:
+        """Items inserted minus removed."""
+    @property
+    def digest(self) -> bytes:
+        """16 bytes, independent of order: equal sets have equal digests."""
+    def encode(self) -> bytes:
+        """Versioned little-endian form: magic, version, cells, count, digest, then the cells."""
+    def difference(self, other: Packed) -> tuple[bytes, bytes] | None:
+        """(only here, only in `other`) as packed 16-byte items, `other` being an encoded sketch of the same size.
+
+        None when the difference is too large to decode. Raises ValueError for another size, version or garbage.
+        """
+
+
+class BlockIndex(Protocol):
+    """Contract of the native index and of its oracle; `kvdir.testing.check_index` runs it against any implementation.
+
+    Fingerprint arguments: `fingerprints` packed, `width` 8, 16 or 32; ValueError when the length is not a multiple of it.
+    Only the first 8 bytes and the scope make the key: the directory is a hint, the owner verifies the whole.
+    """
+
+    def store(
+        self, fingerprints: Packed, width: int, *, scope: int, holder: int, now_s: int, sketch: BlockSketch | None = None
+    ) -> int:
+        """Adds the holder to each block; returns how many did not have it before. `sketch` receives exactly those."""
+
+    def remove(
+        self, fingerprints: Packed, width: int, *, scope: int, holder: int, sketch: BlockSketch | None = None
+    ) -> int:
+        """Takes the holder from each block; returns how many had it. `sketch` loses exactly those."""
+
+    def lookup(
+        self, fingerprints: Packed, width: int, *, scope: int, prefix: bool = False, touch_s: int | None = None
+    ) -> Lookup:
+        """Sparse: every position on its own. Prefix: from position 0 for as long as one holder has every block so far.
+
+        Prefix lookups probe every k-th position and refine where the set changes; a hole between two equal sets can
+        go unseen, because the owner is asked anyway. `touch_s` refreshes the last access of blocks found (seconds).
+        """
+
+    def drop(self, holder: int) -> int:
+        """Removes a holder everywhere, in O(distinct sets); returns how many blocks lost it. The number may be reused."""
+
+    def holder_blocks(self, holder: int) -> int:
+        """Blocks that have the holder now; O(distinct sets)."""
+
+    def last_access(self, fingerprints: Packed, width: int, *, scope: int) -> bytes:
+        """u32 little-endian seconds per position, 0 for a miss."""
+
+    def keys(self, fingerprints: Packed, width: int, *, scope: int) -> bytes:
+        """The 64-bit keys (u64 little-endian) under which the blocks are or would be stored."""
+
+    def dump(self, cursor: int, max_blocks: int) -> tuple[int, bytes, bytes, list[bytes]]:
+        """(next cursor or 0 at the end, keys u64 LE, set numbers u32 LE into the list, sets as packed u32 holders).
+
+        Start with 0. Blocks present during the whole walk appear exactly once unless the index grows meanwhile, in
+        which case they may appear twice.
+        """
+
+    def sweep(self, max_blocks: int) -> int:
+        """Frees up to `max_blocks` slots of blocks whose last holder was dropped; returns how many were freed."""
+
+    def stats(self) -> IndexStats: ...
+
+
+def open_index(*, expected_blocks: int = 0, seed: int = 0) -> BlockIndex:
+    """An empty native index in anonymous memory. `seed` keys the mixing function: random in production, fixed in tests."""
+    return Index(expected_blocks=expected_blocks, seed=seed)

@@ -1,0 +1,115 @@
+"""Types of the native movers (csrc/): slot headers, scattered verified copies, the tcp plane. No Python inside.
+
+`region` is always a buffer over a whole arena (writable where written). Offsets are u64 little-endian, packed, of slot
+headers relative to the region; every one is range- and alignment-checked, ValueError otherwise. Calls that move bytes
+release the GIL. Layout: peer_agent/memory/layout.py.
+"""
+
+from typing import final
+
+Packed = bytes | bytearray | memoryview
+
+HEADER_BYTES: int
+
+def xxh3_64(data: Packed) -> int:
+    """XXH3-64 of the buffer, seed 0."""
+
+def begin_write(region: Packed, offsets: Packed) -> bytes:
+    """Makes each slot's generation odd (invisible) before its bytes may change; returns the generations, u64 LE."""
+
+def commit(
+    region: Packed, offsets: Packed, namespace_digest: Packed, fingerprints: Packed, width: int, length: int, checksums: Packed | None
+) -> bytes:
+    """Writes headers and makes generations even; computes XXH3-64 where `checksums` is None.
+
+    Returns n * 32-byte LockResponse.blocks records with state 1. ValueError if a slot's generation is not odd.
+    """
+
+def retire(region: Packed, offsets: Packed) -> None:
+    """Makes slots invisible (generation odd, header cleared) so that they can be reserved again."""
+
+def records(region: Packed, offsets: Packed) -> bytes:
+    """n * 32-byte records of what the headers say now; state 0 for odd generations or bad magic."""
+
+def headers(region: Packed, offsets: Packed) -> bytes:
+    """n * 128-byte slot headers as found (for recovery scans and diagnosis)."""
+
+def write_blocks(region: Packed, offsets: Packed, sources: Packed, length: int) -> bytes:
+    """Scattered copy in: `sources` is n * u64 LE addresses of buffers the caller keeps alive; returns checksums u64 LE.
+
+    Checksums are computed while the bytes are in cache. Slots must be odd (reserved).
+    """
+
+def read_blocks(
+    region: Packed,
+    records: Packed,
+    namespace_digest: Packed,
+    fingerprints: Packed,
+    width: int,
+    destinations: Packed,
+    check: bool,
+) -> bytes:
+    """Verified scattered copy out of `region`; returns n bytes of ReadStatus.
+
+    destinations: n * u64 LE addresses, `records[i].length` bytes each. Header fields and generation are compared before and
+    after each copy; with `check`, the payload's XXH3-64 too (on the copy).
+    """
+
+def read_slots(
+    source: Packed,
+    records: Packed,
+    namespace_digest: Packed,
+    fingerprints: Packed,
+    width: int,
+    region: Packed,
+    destinations: Packed,
+    check: bool,
+    deadline_ns: int,
+) -> bytes:
+    """The shm plane: `read_blocks` from a peer's mapped region into slots of ours (payload at offset + 128).
+
+    Stops at CLOCK_MONOTONIC deadline_ns; blocks not begun are LATE.
+    """
+
+def copy_scattered(region: Packed, offsets: Packed, length: int, destination: Packed) -> None:
+    """Plain memcpy of n scattered payloads into one packed buffer: the yardstick of `bench read`."""
+
+@final
+class TcpServer:
+    """Owner's side of the tcp plane: a native thread that serves granted slots of `region`. Takes no GIL while serving."""
+
+    def __init__(self, region: Packed, epoch: int, host: str, port: int, *, max_connections: int = 256) -> None: ...
+    @property
+    def port(self) -> int: ...
+    def grant(self, lock: int, records: Packed, expires_ns: int) -> None: ...
+    def revoke(self, lock: int) -> None: ...
+    def stats(self) -> dict[str, int]:
+        """connections, reads, blocks, bytes, refused, torn, protocol_errors."""
+    def close(self) -> None:
+        """Stops the thread and joins it; idempotent. The region may be unmapped afterwards."""
+
+@final
+class TcpConnection:
+    """Reader's side: one connection; `read` blocks without the GIL until done or the deadline."""
+
+    def __init__(self, host: str, port: int, deadline_ns: int) -> None:
+        """Raises ConnectionError."""
+    def read(
+        self,
+        lock: int,
+        epoch: int,
+        records: Packed,
+        namespace_digest: Packed,
+        fingerprints: Packed,
+        width: int,
+        region: Packed,
+        destinations: Packed,
+        check: bool,
+        deadline_ns: int,
+    ) -> bytes:
+        """n bytes of ReadStatus. After it returned nothing writes to `region`. A connection that missed a deadline or broke
+        the protocol is closed and answers PEER_LOST from then on."""
+    @property
+    def broken(self) -> bool: ...
+    def close(self) -> None:
+        """From any thread; a `read` in progress ends with PEER_LOST."""
