@@ -1,0 +1,253 @@
+"""The namespace: the compatibility contract under which two engines may share blocks byte for byte.
+
+Rules: every field that changes the bytes of a block is in it, and required; nothing is guessed (`auto`, empty and unknown
+values are refused, all faults at once); equal meaning gives an equal canonical form, whose digest is the identity.
+Salts: only a digest of the tenant salt is kept, so a Namespace can be logged and sent; the salt itself never is.
+Does not: hash tokens (kvdir/fingerprint.py and the engine adapters do). Standard library only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvdir.errors import NamespaceError
+
+CANONICAL_VERSION = 1
+NO_TENANT = "none"
+REPLICATED = "replicated"
+
+DTYPE_BYTES: Mapping[str, float] = {
+    "float32": 4, "float16": 2, "bfloat16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1, "int8": 1, "uint8": 1, "fp4_e2m1": 0.5,
+}  # fmt: skip
+"""Effective element types of KV we know, with bytes per element."""
+
+
+class StateKind(enum.StrEnum):
+    """Kind of a state group (design 06): what its blocks mean and when they can be restored."""
+
+    FULL = "full"
+    SLIDING_WINDOW = "sliding_window"
+    MLA = "mla"
+    RECURRENT = "recurrent"
+    INDEX = "index"
+    DRAFT = "draft"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateGroup:
+    """Layers that share one kind and geometry.
+
+    layers: number of layers. kv_heads, head_dim: per layer, on one rank. tensors: 2 for K and V, 1 for MLA or index.
+    window_tokens: only for sliding_window. state_bytes: only for recurrent, bytes of one point state over all layers.
+    """
+
+    kind: str
+    layers: int
+    kv_heads: int = 0
+    head_dim: int = 0
+    tensors: int = 2
+    window_tokens: int = 0
+    state_bytes: int = 0
+
+    def faults(self, where: str) -> list[str]:
+        """What is wrong with it, in words."""
+        out = []
+        if self.kind not in set(StateKind):
+            out.append(f"{where}.kind: {self.kind!r} is unknown; one of {', '.join(StateKind)}")
+        if self.layers <= 0:
+            out.append(f"{where}.layers: must be at least 1")
+        if self.kind == StateKind.RECURRENT:
+            if self.state_bytes <= 0:
+                out.append(f"{where}.state_bytes: required for a recurrent group")
+        elif self.kv_heads <= 0 or self.head_dim <= 0 or self.tensors not in (1, 2):
+            out.append(f"{where}: kv_heads and head_dim must be positive, tensors 1 or 2")
+        if (self.kind == StateKind.SLIDING_WINDOW) != (self.window_tokens > 0):
+            out.append(f"{where}.window_tokens: must be given for sliding_window and only there")
+        return out
+
+    def block_bytes(self, block_tokens: int, element_bytes: float) -> int:
+        """Bytes of one block of this group."""
+        if self.kind == StateKind.RECURRENT:
+            return self.state_bytes
+        return int(self.tensors * self.layers * self.kv_heads * self.head_dim * block_tokens * element_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Namespace:
+    """See the module docstring. Build it with `Namespace.create(...)`, from a mapping, or from a canonical form.
+
+    model: name as the engine serves it. weights: digest or revision of the weights (two models of one name differ here).
+    kv_dtype: effective element type of the cache, never "auto". layout: memory order inside a block, such as "NHD".
+    block_tokens: tokens of one block. groups: state groups, in engine order. position: position encoding with its
+    parameters, such as "rope:theta=500000". parallel: "replicated" or the split this holder has, such as "tp=0/4".
+    adapter: "none" or name and digest of the LoRA. tenant: "none" or "salt:<digest>". hash_scheme, hash_seed: how
+    fingerprints are computed. cache_policy: "exact" unless blocks are altered (compressed, quantised) in some named way.
+    bytes_override: bytes of one block where the engine pads; 0 = by geometry.
+    """
+
+    model: str
+    weights: str
+    kv_dtype: str
+    layout: str
+    block_tokens: int
+    groups: tuple[StateGroup, ...]
+    position: str
+    parallel: str
+    adapter: str
+    tenant: str
+    hash_scheme: str
+    hash_seed: str
+    cache_policy: str
+    bytes_override: int = 0
+
+    def __post_init__(self) -> None:
+        faults = self._faults()
+        if faults:
+            raise NamespaceError(faults)
+
+    def _faults(self) -> list[str]:
+        out = []
+        for name in _TEXT_FIELDS:
+            value = getattr(self, name)
+            if not isinstance(value, str) or not value.strip():
+                out.append(f"{name}: required, is empty")
+            elif value.strip().lower() in ("auto", "default", "unknown"):
+                out.append(f"{name}: {value!r} is not allowed: say the effective value the engine really uses")
+        if self.kv_dtype not in DTYPE_BYTES and self.kv_dtype.strip().lower() not in ("", "auto", "default", "unknown"):
+            out.append(f"kv_dtype: {self.kv_dtype!r} is unknown; one of {', '.join(DTYPE_BYTES)}")
+        if self.tenant != NO_TENANT and not self.tenant.startswith("salt:"):
+            out.append('tenant: must be "none" or come from a salt (tenant_salt)')
+        if self.block_tokens <= 0:
+            out.append("block_tokens: must be at least 1")
+        if not self.groups:
+            out.append("groups: at least one state group is required")
+        for number, group in enumerate(self.groups):
+            out += group.faults(f"groups[{number}]")
+        if self.bytes_override < 0:
+            out.append("bytes_override: must not be negative")
+        return out
+
+    @classmethod
+    def create(cls, *, tenant_salt: bytes | str | None = None, **fields: Any) -> Namespace:
+        """From keyword arguments or a parsed file. Raises NamespaceError with everything missing, unknown or ambiguous.
+
+        tenant_salt: at least 8 bytes; kept only as a digest. groups: StateGroup objects or mappings.
+        """
+        faults = [f"{name}: unknown field; known: {', '.join(_FIELDS)}" for name in sorted(set(fields) - set(_FIELDS))]
+        values = {name: fields[name] for name in fields if name in _FIELDS}
+        try:
+            values["groups"] = tuple(_group(item) for item in values.get("groups", ()))
+        except TypeError as error:
+            faults.append(f"groups: {error}")
+            values["groups"] = ()
+        if tenant_salt is not None:
+            try:
+                values["tenant"] = "salt:" + salt_digest(tenant_salt)
+            except ValueError as error:
+                faults.append(f"tenant_salt: {error}")
+        values.setdefault("tenant", NO_TENANT)
+        for name in ("block_tokens", "bytes_override"):
+            if name in values and (isinstance(values[name], bool) or not isinstance(values[name], int)):
+                faults.append(f"{name}: must be a whole number, is {values[name]!r}")
+                values[name] = 1
+        probe = object.__new__(cls)
+        for name in _FIELDS:
+            default = 0 if name in ("block_tokens", "bytes_override") else ""
+            object.__setattr__(probe, name, values.get(name, default))
+        faults += probe._faults()
+        if faults:
+            raise NamespaceError(faults)
+        return probe
+
+    @classmethod
+    def from_canonical(cls, text: str | bytes) -> Namespace:
+        """From `canonical()`. Raises NamespaceError on garbage or another version."""
+        try:
+            fields = json.loads(text)
+            version = fields.pop("version")
+        except (ValueError, KeyError, AttributeError) as error:
+            raise NamespaceError([f"not a canonical namespace: {error}"]) from error
+        if version != CANONICAL_VERSION:
+            raise NamespaceError([f"canonical version {version} is not {CANONICAL_VERSION}: both sides need the same release"])
+        return cls.create(**fields)
+
+    def canonical(self) -> str:
+        """Canonical JSON: sorted keys, no spaces, ASCII; equal namespaces give equal text."""
+        fields = dataclasses.asdict(self) | {"version": CANONICAL_VERSION}
+        return json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+
+    @property
+    def digest(self) -> bytes:
+        """32 bytes: BLAKE2b-256 of the canonical form (RFC 7693)."""
+        return hashlib.blake2b(self.canonical().encode(), digest_size=32, person=b"kvdir-namespace").digest()
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one stored block: the sum over state groups, or `bytes_override`."""
+        element = DTYPE_BYTES[self.kv_dtype]
+        return self.bytes_override or sum(group.block_bytes(self.block_tokens, element) for group in self.groups)
+
+    @property
+    def short(self) -> str:
+        """For people: model and the first eight hex digits of the digest."""
+        return f"{self.model}@{self.digest.hex()[:8]}"
+
+    @staticmethod
+    def diff(a: Namespace, b: Namespace) -> list[str]:
+        """Why two namespaces do not match, one sentence a difference; empty when they do."""
+        out = []
+        for name in _FIELDS:
+            left, right = getattr(a, name), getattr(b, name)
+            if left == right:
+                continue
+            if name == "tenant":
+                out.append("tenant: the tenant salts differ, or only one side has one")
+            elif name == "groups":
+                out += _diff_groups(left, right)
+            else:
+                out.append(f"{name}: {left!r} here, {right!r} there ({_MEANING.get(name, 'blocks are not interchangeable')})")
+        return out
+
+
+_FIELDS = tuple(field.name for field in dataclasses.fields(Namespace))
+_TEXT_FIELDS = tuple(name for name in _FIELDS if name not in ("block_tokens", "groups", "bytes_override"))
+_MEANING = {
+    "weights": "same name, other weights: the bytes differ",
+    "kv_dtype": "the element type of the cache differs",
+    "layout": "the order of elements inside a block differs",
+    "block_tokens": "blocks cover different numbers of tokens",
+    "parallel": "each holds a different part of the heads or layers",
+    "hash_scheme": "fingerprints are computed differently and can never match",
+    "hash_seed": "fingerprints are computed differently and can never match; for vLLM set the same PYTHONHASHSEED everywhere",
+    "adapter": "another LoRA adapter",
+}
+
+
+def salt_digest(salt: bytes | str) -> str:
+    """Hex digest that stands for a tenant salt. ValueError below 8 bytes: short salts can be guessed."""
+    raw = salt.encode() if isinstance(salt, str) else bytes(salt)
+    if len(raw) < 8:
+        raise ValueError("must have at least 8 bytes: short salts can be guessed")
+    return hashlib.blake2b(raw, digest_size=16, person=b"kvdir-salt").hexdigest()
+
+
+def _group(item: StateGroup | Mapping[str, Any]) -> StateGroup:
+    return item if isinstance(item, StateGroup) else StateGroup(**item)
+
+
+def _diff_groups(left: Sequence[StateGroup], right: Sequence[StateGroup]) -> list[str]:
+    if len(left) != len(right):
+        return [f"groups: {len(left)} state groups here, {len(right)} there"]
+    out = []
+    for number, (a, b) in enumerate(zip(left, right, strict=True)):
+        for field in dataclasses.fields(StateGroup):
+            mine, theirs = getattr(a, field.name), getattr(b, field.name)
+            if mine != theirs:
+                out.append(f"groups[{number}].{field.name}: {mine!r} here, {theirs!r} there (the geometry of a block differs)")
+    return out

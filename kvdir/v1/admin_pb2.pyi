@@ -1,0 +1,152 @@
+from kvdir.v1 import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class NodesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class NodesResponse(_message.Message):
+    __slots__ = ("protocol_version", "nodes")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    nodes: _containers.RepeatedCompositeFieldContainer[NodeInfo]
+    def __init__(self, protocol_version: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeInfo, _Mapping]]] = ...) -> None: ...
+
+class NodeInfo(_message.Message):
+    __slots__ = ("trust", "last_seq", "announced_seq", "gaps", "replays", "snapshots", "used_bytes", "capacity_bytes", "dropped_events", "holdings", "untrusted_ms", "started_unix_ms")
+    TRUST_FIELD_NUMBER: _ClassVar[int]
+    LAST_SEQ_FIELD_NUMBER: _ClassVar[int]
+    ANNOUNCED_SEQ_FIELD_NUMBER: _ClassVar[int]
+    GAPS_FIELD_NUMBER: _ClassVar[int]
+    REPLAYS_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
+    USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_EVENTS_FIELD_NUMBER: _ClassVar[int]
+    HOLDINGS_FIELD_NUMBER: _ClassVar[int]
+    UNTRUSTED_MS_FIELD_NUMBER: _ClassVar[int]
+    STARTED_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    trust: _common_pb2.NodeTrust
+    last_seq: int
+    announced_seq: int
+    gaps: int
+    replays: int
+    snapshots: int
+    used_bytes: int
+    capacity_bytes: int
+    dropped_events: int
+    holdings: _containers.RepeatedCompositeFieldContainer[Holding]
+    untrusted_ms: int
+    started_unix_ms: int
+    def __init__(self, trust: _Optional[_Union[_common_pb2.NodeTrust, _Mapping]] = ..., last_seq: _Optional[int] = ..., announced_seq: _Optional[int] = ..., gaps: _Optional[int] = ..., replays: _Optional[int] = ..., snapshots: _Optional[int] = ..., used_bytes: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., dropped_events: _Optional[int] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., untrusted_ms: _Optional[int] = ..., started_unix_ms: _Optional[int] = ...) -> None: ...
+
+class Holding(_message.Message):
+    __slots__ = ("namespace_digest", "tier", "blocks", "bytes", "owner_blocks", "owner_at_seq")
+    NAMESPACE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    OWNER_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    OWNER_AT_SEQ_FIELD_NUMBER: _ClassVar[int]
+    namespace_digest: bytes
+    tier: _common_pb2.Tier
+    blocks: _common_pb2.CumulativeFigure
+    bytes: _common_pb2.CumulativeFigure
+    owner_blocks: int
+    owner_at_seq: int
+    def __init__(self, namespace_digest: _Optional[bytes] = ..., tier: _Optional[_Union[_common_pb2.Tier, str]] = ..., blocks: _Optional[_Union[_common_pb2.CumulativeFigure, _Mapping]] = ..., bytes: _Optional[_Union[_common_pb2.CumulativeFigure, _Mapping]] = ..., owner_blocks: _Optional[int] = ..., owner_at_seq: _Optional[int] = ...) -> None: ...
+
+class StatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StatusResponse(_message.Message):
+    __slots__ = ("protocol_version", "version", "coordinator", "uptime_ms", "warming", "blocks", "index_bytes", "streams_synced", "streams_total", "namespaces", "lookups", "lookup_blocks", "lookup_hits", "events_applied", "events_rejected", "stale_reports", "stale_reports_ignored")
+    class EventsRejectedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    COORDINATOR_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_MS_FIELD_NUMBER: _ClassVar[int]
+    WARMING_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    INDEX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STREAMS_SYNCED_FIELD_NUMBER: _ClassVar[int]
+    STREAMS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACES_FIELD_NUMBER: _ClassVar[int]
+    LOOKUPS_FIELD_NUMBER: _ClassVar[int]
+    LOOKUP_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    LOOKUP_HITS_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_APPLIED_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_REJECTED_FIELD_NUMBER: _ClassVar[int]
+    STALE_REPORTS_FIELD_NUMBER: _ClassVar[int]
+    STALE_REPORTS_IGNORED_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    version: str
+    coordinator: str
+    uptime_ms: int
+    warming: bool
+    blocks: int
+    index_bytes: int
+    streams_synced: int
+    streams_total: int
+    namespaces: _containers.RepeatedCompositeFieldContainer[_common_pb2.Namespace]
+    lookups: int
+    lookup_blocks: int
+    lookup_hits: int
+    events_applied: int
+    events_rejected: _containers.ScalarMap[str, int]
+    stale_reports: int
+    stale_reports_ignored: int
+    def __init__(self, protocol_version: _Optional[int] = ..., version: _Optional[str] = ..., coordinator: _Optional[str] = ..., uptime_ms: _Optional[int] = ..., warming: bool = ..., blocks: _Optional[int] = ..., index_bytes: _Optional[int] = ..., streams_synced: _Optional[int] = ..., streams_total: _Optional[int] = ..., namespaces: _Optional[_Iterable[_Union[_common_pb2.Namespace, _Mapping]]] = ..., lookups: _Optional[int] = ..., lookup_blocks: _Optional[int] = ..., lookup_hits: _Optional[int] = ..., events_applied: _Optional[int] = ..., events_rejected: _Optional[_Mapping[str, int]] = ..., stale_reports: _Optional[int] = ..., stale_reports_ignored: _Optional[int] = ...) -> None: ...
+
+class DumpRequest(_message.Message):
+    __slots__ = ("namespace_digest", "node", "chunk_blocks")
+    NAMESPACE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    namespace_digest: bytes
+    node: str
+    chunk_blocks: int
+    def __init__(self, namespace_digest: _Optional[bytes] = ..., node: _Optional[str] = ..., chunk_blocks: _Optional[int] = ...) -> None: ...
+
+class DumpChunk(_message.Message):
+    __slots__ = ("keys", "sets", "holder_sets", "nodes")
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    SETS_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_SETS_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    keys: bytes
+    sets: bytes
+    holder_sets: _containers.RepeatedScalarFieldContainer[bytes]
+    nodes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, keys: _Optional[bytes] = ..., sets: _Optional[bytes] = ..., holder_sets: _Optional[_Iterable[bytes]] = ..., nodes: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ReconcileRequest(_message.Message):
+    __slots__ = ("node",)
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    def __init__(self, node: _Optional[str] = ...) -> None: ...
+
+class ReconcileResponse(_message.Message):
+    __slots__ = ("protocol_version", "done", "trust", "blocks")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    TRUST_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    done: bool
+    trust: _common_pb2.NodeTrust
+    blocks: int
+    def __init__(self, protocol_version: _Optional[int] = ..., done: bool = ..., trust: _Optional[_Union[_common_pb2.NodeTrust, _Mapping]] = ..., blocks: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,246 @@
+from kvdir.v1 import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class BlockState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    BLOCK_STATE_ABSENT: _ClassVar[BlockState]
+    BLOCK_STATE_PRESENT: _ClassVar[BlockState]
+    BLOCK_STATE_RESERVED: _ClassVar[BlockState]
+    BLOCK_STATE_NO_SPACE: _ClassVar[BlockState]
+    BLOCK_STATE_BUSY: _ClassVar[BlockState]
+
+class LoadResult(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LOAD_RESULT_MISS: _ClassVar[LoadResult]
+    LOAD_RESULT_HIT_LOCAL: _ClassVar[LoadResult]
+    LOAD_RESULT_HIT_PEER: _ClassVar[LoadResult]
+    LOAD_RESULT_STALE: _ClassVar[LoadResult]
+    LOAD_RESULT_CORRUPT: _ClassVar[LoadResult]
+    LOAD_RESULT_LATE: _ClassVar[LoadResult]
+BLOCK_STATE_ABSENT: BlockState
+BLOCK_STATE_PRESENT: BlockState
+BLOCK_STATE_RESERVED: BlockState
+BLOCK_STATE_NO_SPACE: BlockState
+BLOCK_STATE_BUSY: BlockState
+LOAD_RESULT_MISS: LoadResult
+LOAD_RESULT_HIT_LOCAL: LoadResult
+LOAD_RESULT_HIT_PEER: LoadResult
+LOAD_RESULT_STALE: LoadResult
+LOAD_RESULT_CORRUPT: LoadResult
+LOAD_RESULT_LATE: LoadResult
+
+class AttachRequest(_message.Message):
+    __slots__ = ("protocol_version", "engine", "namespace_digest", "namespace_canonical_json")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_CANONICAL_JSON_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    engine: str
+    namespace_digest: bytes
+    namespace_canonical_json: bytes
+    def __init__(self, protocol_version: _Optional[int] = ..., engine: _Optional[str] = ..., namespace_digest: _Optional[bytes] = ..., namespace_canonical_json: _Optional[bytes] = ...) -> None: ...
+
+class AttachResponse(_message.Message):
+    __slots__ = ("protocol_version", "node", "epoch", "session", "arena_path", "arena_id", "arena_bytes", "block_bytes", "block_tokens", "slots")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    ARENA_PATH_FIELD_NUMBER: _ClassVar[int]
+    ARENA_ID_FIELD_NUMBER: _ClassVar[int]
+    ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    node: str
+    epoch: int
+    session: int
+    arena_path: str
+    arena_id: bytes
+    arena_bytes: int
+    block_bytes: int
+    block_tokens: int
+    slots: int
+    def __init__(self, protocol_version: _Optional[int] = ..., node: _Optional[str] = ..., epoch: _Optional[int] = ..., session: _Optional[int] = ..., arena_path: _Optional[str] = ..., arena_id: _Optional[bytes] = ..., arena_bytes: _Optional[int] = ..., block_bytes: _Optional[int] = ..., block_tokens: _Optional[int] = ..., slots: _Optional[int] = ...) -> None: ...
+
+class ReserveRequest(_message.Message):
+    __slots__ = ("session", "fingerprints", "lease_ms")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINTS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_MS_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    fingerprints: _common_pb2.Fingerprints
+    lease_ms: int
+    def __init__(self, session: _Optional[int] = ..., fingerprints: _Optional[_Union[_common_pb2.Fingerprints, _Mapping]] = ..., lease_ms: _Optional[int] = ...) -> None: ...
+
+class ReserveResponse(_message.Message):
+    __slots__ = ("protocol_version", "reservation", "blocks", "lease_ms")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    RESERVATION_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_MS_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    reservation: int
+    blocks: bytes
+    lease_ms: int
+    def __init__(self, protocol_version: _Optional[int] = ..., reservation: _Optional[int] = ..., blocks: _Optional[bytes] = ..., lease_ms: _Optional[int] = ...) -> None: ...
+
+class CommitRequest(_message.Message):
+    __slots__ = ("session", "reservation", "checksums", "positions")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    RESERVATION_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    reservation: int
+    checksums: bytes
+    positions: bytes
+    def __init__(self, session: _Optional[int] = ..., reservation: _Optional[int] = ..., checksums: _Optional[bytes] = ..., positions: _Optional[bytes] = ...) -> None: ...
+
+class CommitResponse(_message.Message):
+    __slots__ = ("protocol_version", "committed", "rejected")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    REJECTED_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    committed: int
+    rejected: int
+    def __init__(self, protocol_version: _Optional[int] = ..., committed: _Optional[int] = ..., rejected: _Optional[int] = ...) -> None: ...
+
+class AbortRequest(_message.Message):
+    __slots__ = ("session", "reservation")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    RESERVATION_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    reservation: int
+    def __init__(self, session: _Optional[int] = ..., reservation: _Optional[int] = ...) -> None: ...
+
+class AbortResponse(_message.Message):
+    __slots__ = ("aborted",)
+    ABORTED_FIELD_NUMBER: _ClassVar[int]
+    aborted: int
+    def __init__(self, aborted: _Optional[int] = ...) -> None: ...
+
+class EngineLookupRequest(_message.Message):
+    __slots__ = ("session", "fingerprints", "deadline_ms")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINTS_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    fingerprints: _common_pb2.Fingerprints
+    deadline_ms: int
+    def __init__(self, session: _Optional[int] = ..., fingerprints: _Optional[_Union[_common_pb2.Fingerprints, _Mapping]] = ..., deadline_ms: _Optional[int] = ...) -> None: ...
+
+class EngineLookupResponse(_message.Message):
+    __slots__ = ("protocol_version", "local", "nominated", "nodes", "directory_reached")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_FIELD_NUMBER: _ClassVar[int]
+    NOMINATED_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    DIRECTORY_REACHED_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    local: bytes
+    nominated: bytes
+    nodes: _containers.RepeatedCompositeFieldContainer[_common_pb2.NodeTrust]
+    directory_reached: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., local: _Optional[bytes] = ..., nominated: _Optional[bytes] = ..., nodes: _Optional[_Iterable[_Union[_common_pb2.NodeTrust, _Mapping]]] = ..., directory_reached: bool = ...) -> None: ...
+
+class LoadRequest(_message.Message):
+    __slots__ = ("session", "fingerprints", "deadline_ms", "lease_ms", "local_only", "release")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINTS_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_MS_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_ONLY_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    fingerprints: _common_pb2.Fingerprints
+    deadline_ms: int
+    lease_ms: int
+    local_only: bool
+    release: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, session: _Optional[int] = ..., fingerprints: _Optional[_Union[_common_pb2.Fingerprints, _Mapping]] = ..., deadline_ms: _Optional[int] = ..., lease_ms: _Optional[int] = ..., local_only: bool = ..., release: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class LoadResponse(_message.Message):
+    __slots__ = ("protocol_version", "lock", "lease_ms", "blocks", "peer_bytes", "lookup_us", "lock_us", "read_us", "nodes", "directory_reached")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    LOCK_FIELD_NUMBER: _ClassVar[int]
+    LEASE_MS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PEER_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LOOKUP_US_FIELD_NUMBER: _ClassVar[int]
+    LOCK_US_FIELD_NUMBER: _ClassVar[int]
+    READ_US_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    DIRECTORY_REACHED_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    lock: int
+    lease_ms: int
+    blocks: bytes
+    peer_bytes: int
+    lookup_us: int
+    lock_us: int
+    read_us: int
+    nodes: _containers.RepeatedCompositeFieldContainer[_common_pb2.NodeTrust]
+    directory_reached: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., lock: _Optional[int] = ..., lease_ms: _Optional[int] = ..., blocks: _Optional[bytes] = ..., peer_bytes: _Optional[int] = ..., lookup_us: _Optional[int] = ..., lock_us: _Optional[int] = ..., read_us: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[_common_pb2.NodeTrust, _Mapping]]] = ..., directory_reached: bool = ...) -> None: ...
+
+class ReleaseRequest(_message.Message):
+    __slots__ = ("session", "locks")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    LOCKS_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    locks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, session: _Optional[int] = ..., locks: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ReleaseResponse(_message.Message):
+    __slots__ = ("unknown",)
+    UNKNOWN_FIELD_NUMBER: _ClassVar[int]
+    unknown: int
+    def __init__(self, unknown: _Optional[int] = ...) -> None: ...
+
+class PrefetchRequest(_message.Message):
+    __slots__ = ("session", "fingerprints", "deadline_ms")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINTS_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    fingerprints: _common_pb2.Fingerprints
+    deadline_ms: int
+    def __init__(self, session: _Optional[int] = ..., fingerprints: _Optional[_Union[_common_pb2.Fingerprints, _Mapping]] = ..., deadline_ms: _Optional[int] = ...) -> None: ...
+
+class PrefetchResponse(_message.Message):
+    __slots__ = ("protocol_version", "accepted", "local")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    accepted: int
+    local: int
+    def __init__(self, protocol_version: _Optional[int] = ..., accepted: _Optional[int] = ..., local: _Optional[int] = ...) -> None: ...
+
+class PinRequest(_message.Message):
+    __slots__ = ("session", "fingerprints", "pin_ms")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINTS_FIELD_NUMBER: _ClassVar[int]
+    PIN_MS_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    fingerprints: _common_pb2.Fingerprints
+    pin_ms: int
+    def __init__(self, session: _Optional[int] = ..., fingerprints: _Optional[_Union[_common_pb2.Fingerprints, _Mapping]] = ..., pin_ms: _Optional[int] = ...) -> None: ...
+
+class PinResponse(_message.Message):
+    __slots__ = ("protocol_version", "pinned")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    pinned: int
+    def __init__(self, protocol_version: _Optional[int] = ..., pinned: _Optional[int] = ...) -> None: ...
