@@ -1,0 +1,183 @@
+"""Configuration: one frozen dataclass per process, read once, handed down.
+
+Rules: each setting is declared in one place (type, default, unit in the name, one sentence of consequence), and flags,
+environment, TOML keys, `--help` and docs/configuration.md come from that. Precedence: defaults < file < environment < flags.
+Unknown keys and values that do not parse are refused at start, all of them at once. Nothing else reads the environment.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tomllib
+import types
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from kvdir.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def setting(default: Any, help: str, *, metavar: str = "") -> Any:
+    """Declares one setting of a config dataclass. Lists default to () and take comma-separated values as text."""
+    return dataclasses.field(default=default, metadata={"help": help, "metavar": metavar})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Setting:
+    """One declared setting, as `settings()` reports it. kind: bool, int, float, str or tuple (of str)."""
+
+    name: str
+    kind: type
+    default: Any
+    help: str
+    metavar: str
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+
+def settings(cls: type) -> list[Setting]:
+    """The settings of a config dataclass, in order."""
+    hints = typing.get_type_hints(cls)
+    return [
+        Setting(
+            field.name,
+            _kind(hints[field.name]),
+            field.default,
+            field.metadata["help"],
+            field.metadata["metavar"],
+        )
+        for field in dataclasses.fields(cls)
+    ]
+
+
+def load(
+    cls: type[T],
+    *,
+    prefix: str,
+    file: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    flags: Mapping[str, Any] | None = None,
+) -> tuple[T, dict[str, str]]:
+    """The configuration and, per setting, where its value came from ("default", "file", "environment", "flag").
+
+    prefix: of the environment variables, such as "KVDIR_". flags: None values mean "not given". A `faults()` method of `cls`,
+    if there is one, returns further faults of the whole. Raises ConfigError with every fault.
+    """
+    known = {item.name: item for item in settings(cls)}
+    values: dict[str, Any] = {}
+    sources = dict.fromkeys(known, "default")
+    faults: list[str] = []
+
+    def take(name: str, raw: Any, source: str, where: str) -> None:
+        try:
+            values[name] = _parse(known[name].kind, raw)
+            sources[name] = source
+        except ValueError as error:
+            faults.append(f"{where}: {error}")
+
+    for key, raw in _read_file(file, faults).items():
+        if key in known:
+            take(key, raw, "file", f"{file}: {key}")
+        else:
+            faults.append(f"{file}: unknown key {key!r}{_suggest(key, known)}")
+    for key, text in (os.environ if environ is None else environ).items():
+        name = key.removeprefix(prefix).lower()
+        if not key.startswith(prefix) or key.startswith(f"{prefix}_"):
+            continue
+        if name in known:
+            take(name, text, "environment", key)
+        else:
+            faults.append(f"environment: unknown variable {key}{_suggest(name, known)}")
+    for name, raw in (flags or {}).items():
+        if raw is not None and raw != ():
+            take(name, raw, "flag", known[name].flag)
+    config = cls(**values)
+    check: Callable[[], list[str]] | None = getattr(config, "faults", None)
+    if check is not None and not faults:
+        faults += check()
+    if faults:
+        raise ConfigError(faults)
+    return config, sources
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes from "128KiB", "1.5 GiB", "4096" or decimal units ("10MB"). ValueError with the accepted forms otherwise."""
+    units = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+    body = text.strip().lower().replace(" ", "")
+    digits = body.rstrip("abcdefghijklmnopqrstuvwxyz")
+    try:
+        return int(float(digits) * units[body[len(digits) :]])
+    except (KeyError, ValueError):
+        raise ValueError(f"{text!r} is not a size; write 4096, 128KiB, 1.5GiB or 10MB") from None
+
+
+def show_bytes(count: float) -> str:
+    """For people: "1.5 GiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def _kind(hint: Any) -> type:
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        hint = next(part for part in typing.get_args(hint) if part is not type(None))
+    kind: type = typing.get_origin(hint) or hint
+    return kind
+
+
+def _read_file(file: Path | None, faults: list[str]) -> dict[str, Any]:
+    if file is None:
+        return {}
+    try:
+        return tomllib.loads(file.read_text())
+    except OSError as error:
+        faults.append(f"{file}: cannot be read: {error.strerror}")
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        faults.append(f"{file}: not valid TOML: {error}")
+    return {}
+
+
+def _parse(kind: type, raw: Any) -> Any:
+    if kind is tuple:
+        return tuple(part.strip() for part in raw.split(",") if part.strip()) if isinstance(raw, str) else tuple(map(str, raw))
+    if kind is bool:
+        return _parse_bool(raw)
+    if kind is int and isinstance(raw, str):
+        return parse_bytes(raw) if raw.strip()[-1:].isalpha() else _number(int, raw)
+    if kind in (int, float):
+        return _number(kind, raw)
+    if not isinstance(raw, str):
+        raise ValueError(f"{raw!r} must be text")
+    return raw
+
+
+def _parse_bool(raw: Any) -> bool:
+    if isinstance(raw, bool):
+        return raw
+    if isinstance(raw, str) and raw.lower() in ("1", "true", "yes", "on", "0", "false", "no", "off"):
+        return raw.lower() in ("1", "true", "yes", "on")
+    raise ValueError(f"{raw!r} is not true or false")
+
+
+def _number(kind: type, raw: Any) -> Any:
+    if isinstance(raw, bool) or (kind is int and isinstance(raw, float)):
+        raise ValueError(f"{raw!r} must be a whole number")
+    try:
+        return kind(raw)
+    except (TypeError, ValueError):
+        raise ValueError(f"{raw!r} is not a number") from None
+
+
+def _suggest(name: str, known: Mapping[str, Setting]) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(sorted(known))}"
