@@ -1,2 +1,81 @@
-proto: ## Regenerate the committed protobuf code
-	$(PYTHON) -m grpc_tools.protoc -Iproto --python_out=. --pyi_out=. --grpc_python_out=. $$(find proto -name '*.proto' | sort)
+# kvdir: every target sets up what it needs in .venv; `make help` lists them.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+NATIVE_SOURCES := $(wildcard kvdir/index/csrc/*.[ch]pp peer_agent/csrc/*.[ch]pp third_party/xxhash/*.h)
+NATIVE := kvdir/index/_native.abi3.so peer_agent/_native.abi3.so
+PROTOS := $(sort $(wildcard proto/*/v1/*.proto))
+ARGS ?=
+DURATION_S ?= 60
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+help: ## This list
+	@grep -hE '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+setup: $(VENV)/.installed $(NATIVE) ## Virtual environment with everything, native parts built
+
+$(VENV)/.installed: pyproject.toml setup.py
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "kvdir needs Python 3.11 or newer; this is $$($(PYTHON) --version). Say make PYTHON=/path/to/python3.11"; exit 1; }
+	@command -v c++ >/dev/null || { echo "kvdir needs a C++17 compiler: apt-get install g++ (Debian, Ubuntu) or dnf install gcc-c++"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+$(NATIVE) &: $(VENV)/.installed $(NATIVE_SOURCES)
+	$(BIN)/python setup.py --quiet build_ext --inplace
+	@touch $(NATIVE)
+
+demo: setup ## Four agents and a coordinator move real bytes for a real trace (ARGS="--loss 0.2 --kill")
+	$(BIN)/kvdir demo $(ARGS)
+
+test: setup ## All tests (ARGS="-k name" for some)
+	$(BIN)/python -m pytest -q $(ARGS)
+
+test-native: ## C++ cores alone, under AddressSanitizer and UBSan
+	$(MAKE) -C tests/native test
+	$(MAKE) -C tests/native/movers test
+
+lint: setup ## ruff, mypy --strict, dependency rules, generated code up to date
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	@$(MAKE) --no-print-directory verify-proto verify-docs
+
+fmt: setup ## Format and sort imports
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+proto: setup ## Regenerate the committed protobuf code
+	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)
+
+verify-proto: setup ## Fail if the committed protobuf code differs from proto/
+	@out=$$(mktemp -d) && trap 'rm -rf "$$out"' EXIT && \
+	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out="$$out" --pyi_out="$$out" --grpc_python_out="$$out" $(PROTOS) && \
+	for file in $$(cd "$$out" && find . -type f); do \
+	  cmp -s "$$out/$$file" "$$file" || { echo "$$file is not what proto/ gives: run make proto and commit"; exit 1; }; done
+
+docs: setup ## Regenerate the documentation that comes from code
+	$(BIN)/python -m kvdir.cli.options > docs/configuration.md
+
+verify-docs: setup ## Fail if generated documentation is out of date
+	@$(BIN)/python -m kvdir.cli.options | cmp -s - docs/configuration.md || { echo "docs/configuration.md is out of date: run make docs and commit"; exit 1; }
+
+check: lint test-native test ## What CI runs
+
+bench: setup ## All benchmarks, as tables
+	$(BIN)/kvdir bench index
+	$(BIN)/kvdir bench ingest
+	$(BIN)/kvdir bench lookup
+	$(BIN)/peer-agent bench read
+
+wheel: setup ## Build the abi3 wheel into dist/
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+clean: ## Remove everything that was built
+	rm -rf $(VENV) build dist *.egg-info $(NATIVE) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+.PHONY: help setup demo test test-native lint fmt proto verify-proto docs verify-docs check bench wheel clean
