@@ -1,0 +1,5 @@
+"""`python -m kvdir`."""
+
+from kvdir.cli.main import main
+
+main()

@@ -1,0 +1,124 @@
+"""`kvdir bench`: figures on this machine, each beside its yardstick from the same run.
+
+Owns: the commands, the progress bar and the print; the measuring is in bench_*.py. Ratios count, absolutes depend on the
+machine, which is printed with them. Does not: judge a figure.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import click
+
+from kvdir.cli.output import CommandFailed, Exit, emit, facts, output_option, progress_bar, progress_option, stack, table
+
+Advance = Callable[..., None]
+
+
+@click.group()
+def bench() -> None:
+    """Measure this machine: each figure beside its yardstick, medians, all in one run.
+
+    \b
+    Examples:
+      kvdir bench index --entries 1000000
+      kvdir bench ingest --output json
+    """
+
+
+@bench.command()
+@click.option("--entries", type=click.IntRange(min=10_000), default=1_000_000, show_default=True, help="Blocks in the index.")
+@output_option
+@progress_option
+def index(entries: int, output: str, progress: bool | None) -> None:
+    """The native index against a dict of sets and the gather floor (random 16-byte reads with prefetch)."""
+    run_bench("kvdir.cli.bench_index:run_index_bench", "index", output=output, progress=progress, entries=entries)
+
+
+@bench.command()
+@output_option
+@progress_option
+def ingest(output: str, progress: bool | None) -> None:
+    """Events over gRPC into one coordinator: blocks a second, per core and on the wall clock."""
+    run_bench("kvdir.cli.bench_ingest:run_ingest_bench", "ingest", output=output, progress=progress)
+
+
+@bench.command()
+@output_option
+@progress_option
+def lookup(output: str, progress: bool | None) -> None:
+    """Lookups over gRPC: p50, p99, CPU a call, and where the time goes."""
+    run_bench("kvdir.cli.bench_lookup:run_lookup_bench", "lookup", output=output, progress=progress)
+
+
+def run_bench(target: str, name: str, *, output: str, progress: bool | None, **arguments: Any) -> None:
+    """Runs "module:function"(**arguments, advance=...) and prints its figures; `advance(n, text)` reports progress in shares.
+
+    The function returns a mapping; the key `rows` (a list of mappings), if there is one, becomes a table of its own.
+    """
+    module, _, function = target.partition(":")
+    try:
+        measure = getattr(importlib.import_module(module), function)
+    except ModuleNotFoundError as error:
+        if not (error.name or "").endswith("._native"):
+            raise
+        raise CommandFailed(f"bench {name} needs the native modules: {error}. Run `make build`.", exit=Exit.START) from error
+    with progress_bar(name, 1.0, show=progress) as advance:
+        figures: dict[str, Any] = measure(**arguments, advance=advance)
+    document = {"bench": name, "machine": machine(), **figures}
+    emit(document, lambda: _view(name, document), output=output)
+
+
+def machine() -> dict[str, Any]:
+    """What a reader needs to place a figure."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "load_1m": round(os.getloadavg()[0], 2),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": sys.version.split()[0],
+    }
+
+
+def _cpu_model() -> str:
+    try:
+        with open("/proc/cpuinfo") as lines:
+            names = [line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model"))]
+    except OSError:
+        names = []
+    return names[0] if names else platform.machine()
+
+
+def _view(name: str, document: Mapping[str, Any]) -> object:
+    parts = [facts({**document["machine"]}, title=f"kvdir bench {name}")]
+    plain = {key: show(value) for key, value in document.items() if key not in ("bench", "machine", "rows")}
+    if plain:
+        parts.append(facts(plain))
+    rows: Sequence[Mapping[str, Any]] = document.get("rows", ())
+    if rows:
+        columns = list(rows[0])
+        numeric = {column for column in columns if isinstance(rows[0][column], int | float)}
+        heads = [f"{column} #" if column in numeric else column for column in columns]
+        parts.append(table(heads, [[show(row.get(column)) for column in columns] for row in rows]))
+    return stack(*parts)
+
+
+def show(value: object) -> str:
+    """A figure with at most four significant digits, and thousands separated."""
+    match value:
+        case None:
+            return "-"
+        case bool() | str():
+            return str(value)
+        case int():
+            return f"{value:,}"
+        case float() if abs(value) >= 1000:
+            return f"{value:,.0f}"
+        case float():
+            return f"{value:.4g}"
+    return str(value)

@@ -1,0 +1,144 @@
+"""Command-line options out of a config dataclass, and the page docs/configuration.md out of the same declarations.
+
+Rules: a setting is declared once (kvdir/config.py); the flag, its help, the environment variable, the TOML key and the line in
+the docs follow from that. Values reach `load` as text, so that every fault, from whatever source, is reported at once.
+Does not: give a meaning to any setting.
+
+    python -m kvdir.cli.options kvdir.cli.serve:serve peer_agent.cli.serve:serve > docs/configuration.md
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kvdir.cli.output import emit, table
+from kvdir.config import Setting, load, settings, show_bytes
+
+Function = Callable[..., Any]
+
+HEADER = "| setting | default | flag, environment | what it does |\n|---|---|---|---|"
+
+
+def config_options(cls: type, *, prefix: str) -> Callable[[Function], Function]:
+    """Options for every setting of `cls`, --config FILE and --print-config; the command gets the loaded config first.
+
+    prefix: of the environment variables, such as "KVDIR_". Place it directly above the function, below `@click.command`;
+    `output_option` may stand on either side. ConfigError (exit code 3) names every fault.
+    """
+    declared = settings(cls)
+
+    def decorate(function: Function) -> Function:
+        @functools.wraps(function)
+        def command(*args: Any, config_file: Path | None, print_config: bool, **params: Any) -> Any:
+            flags = {item.name: _flag_value(item, params.pop(_parameter(item))) for item in declared}
+            config: Any
+            config, sources = load(cls, prefix=prefix, file=config_file, flags=flags)
+            if print_config:
+                output = (click.get_current_context().params.get("output")) or "table"
+                return _print_config(config, declared, sources, output=output)
+            return function(config, *args, **params)
+
+        command.__kvdir_config__ = (cls, prefix)  # type: ignore[attr-defined]
+        decorated: Function = command
+        for option in reversed([*_extra_options(prefix), *(_option(item, prefix) for item in declared)]):
+            decorated = option(decorated)
+        return decorated
+
+    return decorate
+
+
+def _extra_options(prefix: str) -> list[Callable[[Function], Function]]:
+    return [
+        click.option(
+            "--config",
+            "config_file",
+            type=click.Path(dir_okay=False, path_type=Path),
+            help=f"TOML file of settings; flags and {prefix}* variables override it.",
+        ),
+        click.option("--print-config", is_flag=True, help="Print each setting, its value and its source, and end."),
+    ]
+
+
+def _option(item: Setting, prefix: str) -> Callable[[Function], Function]:
+    help = f"{item.help}  [default: {show_default(item)}; {prefix}{item.name.upper()}]"
+    names = (item.flag, _parameter(item))
+    if item.kind is bool:
+        return click.option(f"{item.flag}/--no-{item.flag[2:]}", _parameter(item), default=None, help=help)
+    metavar = item.metavar or _metavar(item)
+    return click.option(*names, metavar=metavar, multiple=item.kind is tuple, default=None, help=help)
+
+
+def _parameter(item: Setting) -> str:
+    """Prefixed, because a setting called `output` or `config` must not collide with the command's own parameters."""
+    return f"setting_{item.name}"
+
+
+def _flag_value(item: Setting, raw: Any) -> Any:
+    return ",".join(raw) if item.kind is tuple and raw else raw
+
+
+def _metavar(item: Setting) -> str:
+    if item.name.endswith("_bytes"):
+        return "SIZE"
+    if item.name.endswith("_s"):
+        return "SECONDS"
+    if item.name.endswith("_ms"):
+        return "MS"
+    return {int: "N", float: "X", tuple: "A,B"}.get(item.kind, "TEXT")
+
+
+def show_default(item: Setting) -> str:
+    """The default, for people."""
+    value = item.default
+    if value is None or value in ((), ""):
+        return "none"
+    if item.kind is int and item.name.endswith("_bytes"):
+        return show_bytes(value)
+    if item.kind is tuple:
+        return ",".join(value)
+    return str(value).lower() if item.kind is bool else str(value)
+
+
+def _print_config(config: object, declared: list[Setting], sources: Mapping[str, str], *, output: str) -> None:
+    document = {item.name: {"value": getattr(config, item.name), "source": sources[item.name]} for item in declared}
+    rows = [(item.name, _shown(getattr(config, item.name)), sources[item.name]) for item in declared]
+    emit(document, lambda: table(["setting", "value", "source"], rows), output=output)
+
+
+def _shown(value: Any) -> str:
+    return ",".join(value) if isinstance(value, tuple) else str(value)
+
+
+def configuration_page(commands: list[str]) -> str:
+    """docs/configuration.md for commands named "module:attribute", each decorated with `config_options`."""
+    parts = [
+        "# Configuration\n",
+        "<!-- Written by `make docs` from the declarations in the code; edit those. -->\n",
+        "Precedence: defaults < `--config` file (TOML) < environment < flags. Unknown keys and unreadable values are refused",
+        "at start, all of them at once; `--print-config` shows each value and where it came from. Sizes take `4096`, `128KiB`,",
+        "`1.5GiB`; lists take commas.",
+    ]
+    for name in commands:
+        module, _, attribute = name.partition(":")
+        command = getattr(importlib.import_module(module), attribute)
+        cls, prefix = command.callback.__kvdir_config__
+        program = "kvdir" if module.startswith("kvdir.") else "peer-agent"
+        parts += ["", f"## `{program} {command.name}`", "", HEADER]
+        parts += [_row(item, prefix) for item in settings(cls)]
+    return "\n".join(parts) + "\n"
+
+
+def _row(item: Setting, prefix: str) -> str:
+    help = item.help.replace("|", "\\|")
+    return f"| `{item.name}` | {show_default(item)} | `{item.flag}`, `{prefix}{item.name.upper()}` | {help} |"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(configuration_page(sys.argv[1:]))

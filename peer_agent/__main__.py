@@ -1,0 +1,5 @@
+"""`python -m peer_agent`."""
+
+from peer_agent.cli.main import main
+
+main()
