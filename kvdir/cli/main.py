@@ -94,8 +94,9 @@ def version_option(program: str, native: str) -> Callable[[F], F]:
         click.echo(f"  native    {native} {_native_state(native)}")
         ctx.exit(0)
 
-    flags = {"is_flag": True, "is_eager": True, "expose_value": False}
-    return click.option("--version", callback=show, help="Versions, for reports.", **flags)
+    return click.option(
+        "--version", is_flag=True, is_eager=True, expose_value=False, callback=show, help="Versions, for reports."
+    )
 
 
 def _native_state(module: str) -> str:

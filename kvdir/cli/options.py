@@ -4,7 +4,7 @@ Rules: a setting is declared once (kvdir/config.py); the flag, its help, the env
 the docs follow from that. Values reach `load` as text, so that every fault, from whatever source, is reported at once.
 Does not: give a meaning to any setting.
 
-    python -m kvdir.cli.options kvdir.cli.serve:serve peer_agent.cli.serve:serve > docs/configuration.md
+    python -m kvdir.cli.options > docs/configuration.md
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,9 @@ from kvdir.cli.output import emit, table
 from kvdir.config import Setting, load, settings, show_bytes
 
 Function = Callable[..., Any]
+
+DOCUMENTED = ("kvdir.cli.serve:serve", "peer_agent.cli.serve:serve")
+"""The daemons. By name, because kvdir never imports peer_agent."""
 
 HEADER = "| setting | default | flag, environment | what it does |\n|---|---|---|---|"
 
@@ -116,7 +119,7 @@ def _shown(value: Any) -> str:
     return ",".join(value) if isinstance(value, tuple) else str(value)
 
 
-def configuration_page(commands: list[str]) -> str:
+def configuration_page(commands: Sequence[str] = DOCUMENTED) -> str:
     """docs/configuration.md for commands named "module:attribute", each decorated with `config_options`."""
     parts = [
         "# Configuration\n",
@@ -141,4 +144,4 @@ def _row(item: Setting, prefix: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(configuration_page(sys.argv[1:]))
+    sys.stdout.write(configuration_page())
