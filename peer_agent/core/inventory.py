@@ -1,0 +1,368 @@
+"""What this node holds, who reads it and who writes it: reservations, locks, pins and sessions over the slot tables.
+
+Rules:
+- Only committed blocks are visible. A fingerprint has at most one slot, and at most one writer at a time (BUSY).
+- Order of an eviction: `reserve` answers the slots and REMOVED events; the shell makes the headers odd, publishes the events,
+  and only then hands out the slots. Nobody awaits in between.
+- A slot under a live lock is never rewritten; it is retired and freed when the last lock ends.
+- A reservation whose lease ran out while its writer lives is quarantined, not reused: late writes are real. It comes back
+  when the writer says it has finished (commit, abort) or is known to be gone (`settle_session`).
+- Leases end by `tick(now_s)`. Ids come from the caller (`new_id`: unpredictable in production, counted in tests).
+
+Does not: touch memory, publish, or know transports (peer_agent/server/store.py does). Pure.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from kvdir.errors import InvalidInput, UnknownNamespace
+from kvdir.fingerprint import Fingerprints
+from peer_agent.core.effects import BlockState, Ended, Event, Granted, Locked, Occupancy, RemovedEvent, Reserved, StoredEvent
+from peer_agent.core.slot_table import SlotTable, by_width
+
+AGENT = 0
+"""Session number of the agent's own reads from peers; its reservations have no lease, its reader always ends them."""
+
+PEERS = -1
+"""Session number under which other agents hold locks."""
+
+
+@dataclass(slots=True)
+class _Reservation:
+    session: int
+    table: SlotTable
+    fingerprints: Fingerprints
+    slots: dict[int, int]  # position in the list -> slot; granted and not yet committed or given back
+    expires_s: float
+
+
+@dataclass(slots=True)
+class _Lock:
+    session: int
+    table: SlotTable
+    slots: list[int]
+    expires_s: float
+
+
+@dataclass(slots=True)
+class _Session:
+    reservations: set[int] = field(default_factory=set)
+    locks: set[int] = field(default_factory=set)
+    ended: bool = False
+
+
+class Inventory:
+    """See the module docstring. All times are the caller's monotonic seconds."""
+
+    def __init__(self, tables: Iterable[SlotTable], *, new_id: Callable[[], int]) -> None:
+        self._tables = {table.namespace_digest: table for table in tables}
+        self._new_id = new_id
+        self._open: dict[int, _Reservation] = {}
+        self._quarantined: dict[int, _Reservation] = {}
+        self._writing: dict[tuple[bytes, bytes], int] = {}
+        self._locks: dict[int, _Lock] = {}
+        self._sessions: dict[int, _Session] = {AGENT: _Session(), PEERS: _Session()}
+        self._lock_ends: list[tuple[float, int]] = []
+        self._reservation_ends: list[tuple[float, int]] = []
+        self._pin_ends: list[tuple[float, bytes, int]] = []
+
+    # sessions
+
+    def open_session(self, session: int) -> None:
+        """Registers a writer and reader. Numbers are never reused by the caller."""
+        self._sessions[session] = _Session()
+
+    def end_session(self, session: int, *, writing: bool) -> None:
+        """Ends its locks; its reservations are freed, or quarantined if it may still be `writing` (see settle_session)."""
+        state = self._session(session)
+        state.ended = True
+        self._end_locks(state.locks)
+        for number in list(state.reservations):
+            if number in self._open:
+                self._quarantine(number)
+            if not writing:
+                self.settle(number)
+        if not state.reservations:
+            del self._sessions[session]
+
+    def settle_session(self, session: int) -> int:
+        """The ended session can no longer write: frees what it left behind, returns how many slots."""
+        state = self._sessions.pop(session, _Session())
+        return sum(self.settle(number) for number in list(state.reservations))
+
+    def ended_sessions(self) -> tuple[int, ...]:
+        """Those that ended while they might still be writing: ask whether they are gone, then settle_session."""
+        return tuple(number for number, state in self._sessions.items() if state.ended)
+
+    # writers
+
+    def reserve(
+        self, namespace_digest: bytes, fingerprints: Fingerprints, *, session: int, now_s: float, lease_s: float
+    ) -> Reserved:
+        """Slots for those blocks that are neither here nor being written; evicts by recency. See `Reserved`."""
+        table = self._table(namespace_digest)
+        state = self._session(session)
+        number = self._new_id()
+        states = bytearray(len(fingerprints))
+        slots: dict[int, int] = {}
+        evicted: list[bytes] = []
+        for position, fingerprint in enumerate(fingerprints):
+            present = table.slot(fingerprint)
+            if present is not None:
+                table.touch(present)
+                states[position] = BlockState.PRESENT
+            elif (namespace_digest, fingerprint) in self._writing:
+                states[position] = BlockState.BUSY
+            elif (taken := table.take(fingerprint)) is None:
+                states[position] = BlockState.NO_SPACE
+            else:
+                slots[position], gone = taken
+                if gone:
+                    evicted.append(gone)
+                self._writing[namespace_digest, fingerprint] = number
+                states[position] = BlockState.RESERVED
+        if slots:
+            reservation = _Reservation(session, table, fingerprints, slots, now_s + lease_s)
+            self._open[number] = reservation
+            state.reservations.add(number)
+            if session != AGENT:
+                heapq.heappush(self._reservation_ends, (reservation.expires_s, number))
+        return Reserved(
+            reservation=number if slots else 0,
+            states=bytes(states),
+            positions=tuple(slots),
+            offsets=table.offsets(slots.values()),
+            events=tuple(RemovedEvent(namespace_digest, group) for group in by_width(evicted)),
+        )
+
+    def granted(self, reservation: int, *, session: int, positions: Sequence[int] | None = None) -> Granted | None:
+        """The slots a commit of these positions would make visible. None: expired, unknown, or not this session's."""
+        found = self._open.get(reservation)
+        if found is None or found.session != session:
+            return None
+        if positions is None:
+            chosen = tuple(found.slots)
+        elif set(positions) <= found.slots.keys():
+            chosen = tuple(sorted(set(positions)))
+        else:
+            raise InvalidInput("commit names positions that were not granted by this reservation")
+        return Granted(
+            namespace_digest=found.table.namespace_digest,
+            positions=chosen,
+            offsets=found.table.offsets(found.slots[position] for position in chosen),
+            fingerprints=found.fingerprints.select(chosen),
+        )
+
+    def commit(self, reservation: int, granted: Granted, records: bytes) -> tuple[Event, ...]:
+        """Makes blocks visible whose headers are written (`records`: 32 bytes each, in `granted` order)."""
+        found = self._open[reservation]
+        for number, position in enumerate(granted.positions):
+            self._stop_writing(found, position)
+            found.table.commit(found.slots.pop(position), records[32 * number : 32 * number + 32])
+        self._close_if_done(reservation, found)
+        return (StoredEvent(granted.namespace_digest, granted.fingerprints),) if granted.positions else ()
+
+    def abort(self, reservation: int, *, session: int, positions: Iterable[int] | None = None) -> int:
+        """The writer gives slots back (all that are left, or the given positions) and no longer writes to them."""
+        found = self._open.get(reservation)
+        if found is None:
+            late = self._quarantined.get(reservation)
+            return self.settle(reservation) if late is not None and late.session == session else 0
+        if found.session != session:
+            return 0
+        chosen = list(found.slots) if positions is None else found.slots.keys() & set(positions)
+        for position in chosen:
+            self._stop_writing(found, position)
+            found.table.give_back(found.slots.pop(position))
+        self._close_if_done(reservation, found)
+        return len(chosen)
+
+    def quarantine(self, reservation: int) -> int:
+        """Everything still open in it may yet be written to: unusable until `settle`. Returns the number of slots."""
+        return self._quarantine(reservation) if reservation in self._open else 0
+
+    def settle(self, reservation: int) -> int:
+        """Nothing can write to the quarantined slots any more: free again. Returns how many."""
+        found = self._quarantined.pop(reservation, None)
+        if found is None:
+            return 0
+        for slot in found.slots.values():
+            found.table.give_back(slot)
+        self._forget_reservation(reservation, found)
+        return len(found.slots)
+
+    def writers(self, namespace_digest: bytes, fingerprints: Fingerprints) -> set[int]:
+        """Open reservations under which any of these blocks are being written."""
+        keys = ((namespace_digest, fingerprint) for fingerprint in fingerprints)
+        return {self._writing[key] for key in keys if key in self._writing}
+
+    def is_open(self, reservation: int) -> bool:
+        return reservation in self._open
+
+    # readers
+
+    def present(self, namespace_digest: bytes, fingerprints: Fingerprints) -> bytes:
+        """One byte per fingerprint: 1 if it is visible here."""
+        return self._table(namespace_digest).present(fingerprints)
+
+    def lock(
+        self, namespace_digest: bytes, fingerprints: Fingerprints, *, session: int, now_s: float, lease_s: float, lock: int = 0
+    ) -> Locked:
+        """Locks what is visible, for the whole list. `lock`: adds to a lock of the same session and namespace instead."""
+        table = self._table(namespace_digest)
+        state = self._session(session)
+        slots, records = table.lock(fingerprints)
+        expires_s = now_s + lease_s
+        known = self._locks.get(lock)
+        if known is not None and known.session == session and known.table is table:
+            known.slots += slots
+            return Locked(lock, records, len(slots), known.expires_s)
+        if not slots:
+            return Locked(0, records, 0, expires_s)
+        number = self._new_id()
+        self._locks[number] = _Lock(session, table, slots, expires_s)
+        state.locks.add(number)
+        heapq.heappush(self._lock_ends, (expires_s, number))
+        return Locked(number, records, len(slots), expires_s)
+
+    def unlock(self, locks: Iterable[int], *, session: int) -> Ended:
+        """Ends locks of this session early."""
+        asked = set(locks)
+        mine = asked & self._session(session).locks
+        return Ended(self._end_locks(mine), len(asked) - len(mine))
+
+    def pin(self, namespace_digest: bytes, fingerprints: Fingerprints, *, now_s: float, pin_s: float) -> int:
+        """Protects visible blocks from eviction until now_s + pin_s; 0 unpins. Returns how many blocks that concerned."""
+        table = self._table(namespace_digest)
+        slots = [slot for slot in map(table.slot, fingerprints) if slot is not None]
+        for slot in slots:
+            if pin_s <= 0:
+                table.unpin(slot)
+                continue
+            table.pin(slot, now_s + pin_s)
+            heapq.heappush(self._pin_ends, (now_s + pin_s, namespace_digest, slot))
+        return len(slots)
+
+    def discard(self, namespace_digest: bytes, fingerprints: Fingerprints) -> tuple[bytes, tuple[Event, ...]]:
+        """Takes blocks out of sight, say because they failed verification. Returns (offsets to make odd, events)."""
+        table = self._table(namespace_digest)
+        found = {fingerprint: slot for fingerprint in fingerprints if (slot := table.slot(fingerprint)) is not None}
+        for slot in found.values():
+            table.discard(slot)
+        return table.offsets(found.values()), tuple(RemovedEvent(namespace_digest, group) for group in by_width(found))
+
+    # time
+
+    def tick(self, now_s: float) -> Ended:
+        """Ends leases and pins that have run out. Call about once a second; being late only delays reuse."""
+        revoked: list[int] = []
+        while self._lock_ends and self._lock_ends[0][0] <= now_s:
+            revoked += self._end_locks([heapq.heappop(self._lock_ends)[1]])
+        while self._reservation_ends and self._reservation_ends[0][0] <= now_s:
+            number = heapq.heappop(self._reservation_ends)[1]
+            if number in self._open:
+                self._quarantine(number)
+        while self._pin_ends and self._pin_ends[0][0] <= now_s:
+            _, digest, slot = heapq.heappop(self._pin_ends)
+            self._tables[digest].unpin(slot, now_s=now_s)
+        self._compact_pin_ends()
+        return Ended(tuple(revoked))
+
+    # figures
+
+    def held(self, namespace_digest: bytes) -> tuple[Fingerprints, ...]:
+        """Every visible block of the namespace, one packed list per width: the content of a snapshot."""
+        return self._table(namespace_digest).held()
+
+    def occupancy(self) -> tuple[Occupancy, ...]:
+        return tuple(table.occupancy() for table in self._tables.values())
+
+    @property
+    def locks(self) -> int:
+        return len(self._locks)
+
+    @property
+    def open_sessions(self) -> int:
+        return len(self._sessions) - 2
+
+    def check(self) -> None:
+        """AssertionError if an invariant does not hold. O(everything); for tests."""
+        for table in self._tables.values():
+            table.check()
+            counts: dict[int, int] = {}
+            for lock in self._locks.values():
+                if lock.table is table:
+                    for slot in lock.slots:
+                        counts[slot] = counts.get(slot, 0) + 1
+            assert counts == {slot: n for slot, n in enumerate(table._locks) if n}, "locks and lock counts differ"
+            occupancy = table.occupancy()
+            for held, reservations in ((occupancy.reserved, self._open), (occupancy.quarantined, self._quarantined)):
+                slots = [slot for item in reservations.values() if item.table is table for slot in item.slots.values()]
+                assert len(slots) == len(set(slots)) == held, "a slot belongs to no writer or to two"
+        writing = {
+            (item.table.namespace_digest, item.fingerprints[position]): number
+            for number, item in self._open.items()
+            for position in item.slots
+        }
+        assert writing == self._writing, "writers and open reservations differ"
+        listed = {number for state in self._sessions.values() for number in state.reservations}
+        assert listed == self._open.keys() | self._quarantined.keys(), "a reservation without a session"
+        assert {number for state in self._sessions.values() for number in state.locks} == self._locks.keys()
+
+    # internals
+
+    def _table(self, namespace_digest: bytes) -> SlotTable:
+        table = self._tables.get(namespace_digest)
+        if table is None:
+            raise UnknownNamespace(f"namespace {namespace_digest.hex()[:16]} is not configured on this node")
+        return table
+
+    def _session(self, session: int) -> _Session:
+        state = self._sessions.get(session)
+        if state is None or state.ended:
+            raise InvalidInput(f"session {session} is not attached: the agent restarted or the session ended; attach again")
+        return state
+
+    def _compact_pin_ends(self) -> None:
+        """Pins renewed before they ran out leave old entries behind; keeps the heap proportional to the pins."""
+        if len(self._pin_ends) <= 2 * sum(table.pinned for table in self._tables.values()) + 1024:
+            return
+        self._pin_ends = [(until_s, digest, slot) for digest, table in self._tables.items() for slot, until_s in table.pins()]
+        heapq.heapify(self._pin_ends)
+
+    def _stop_writing(self, reservation: _Reservation, position: int) -> None:
+        del self._writing[reservation.table.namespace_digest, reservation.fingerprints[position]]
+
+    def _quarantine(self, number: int) -> int:
+        found = self._open.pop(number)
+        for position, slot in found.slots.items():
+            self._stop_writing(found, position)
+            found.table.quarantine(slot)
+        self._quarantined[number] = found
+        return len(found.slots)
+
+    def _close_if_done(self, number: int, found: _Reservation) -> None:
+        if not found.slots:
+            del self._open[number]
+            self._forget_reservation(number, found)
+
+    def _forget_reservation(self, number: int, found: _Reservation) -> None:
+        state = self._sessions.get(found.session)
+        if state is not None:
+            state.reservations.discard(number)
+
+    def _end_locks(self, numbers: Iterable[int]) -> tuple[int, ...]:
+        """Returns those held by peers: their grants must be revoked."""
+        revoked = []
+        for number in list(numbers):
+            found = self._locks.pop(number, None)
+            if found is None:
+                continue
+            found.table.unlock(found.slots)
+            if found.session == PEERS:
+                revoked.append(number)
+            self._sessions[found.session].locks.discard(number)
+        return tuple(revoked)

@@ -1,0 +1,155 @@
+"""The inventory against a model that knows only what a user of it may rely on, under arbitrary interleavings."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+
+from kvdir.fingerprint import Fingerprints
+from peer_agent.core.effects import BlockState, RemovedEvent, StoredEvent
+from peer_agent.core.inventory import PEERS, Inventory
+from peer_agent.core.slot_table import SlotTable
+
+DIGEST = bytes(range(32))
+SLOTS = 5
+BLOCKS = st.lists(st.integers(0, 9), min_size=1, max_size=6)
+LEASES = st.sampled_from([1.0, 3.0])
+
+
+def fingerprints(blocks: list[int]) -> Fingerprints:
+    return Fingerprints.of([block.to_bytes(8, "little") for block in blocks])
+
+
+class InventoryMachine(RuleBasedStateMachine):
+    """visible: the fold of the published events. readable, writable: who may touch which offset, until when."""
+
+    sessions = Bundle("sessions")
+    reservations = Bundle("reservations")
+    locks = Bundle("locks")
+
+    def __init__(self) -> None:
+        super().__init__()
+        table = SlotTable(DIGEST, block_bytes=64, first_offset=4096, stride_bytes=256, slots=SLOTS)
+        counter = itertools.count(1)
+        self.inventory = Inventory([table], new_id=lambda: next(counter))
+        self.now_s = 0.0
+        self.next_session = 1
+        self.visible: set[int] = set()
+        self.readable: dict[int, tuple[float, set[int]]] = {}  # lock -> (expires, offsets)
+        self.writable: dict[int, tuple[int, set[int]]] = {}  # reservation -> (session, offsets) that may still be written
+        self.pinned: dict[int, float] = {}
+
+    def apply(self, events: tuple[object, ...]) -> None:
+        for event in events:
+            assert isinstance(event, StoredEvent | RemovedEvent)
+            blocks = {int.from_bytes(item, "little") for item in event.fingerprints}
+            if isinstance(event, StoredEvent):
+                assert not blocks & self.visible, "stored twice"
+                self.visible |= blocks
+            else:
+                assert blocks <= self.visible, "removed what was not there"
+                assert all(self.pinned.get(block, 0.0) <= self.now_s for block in blocks), "evicted a pinned block"
+                self.visible -= blocks
+
+    def may_not_be_rewritten(self) -> set[int]:
+        read = [offsets for expires_s, offsets in self.readable.values() if expires_s > self.now_s]
+        return set().union(*read, *(offsets for _, offsets in self.writable.values()))
+
+    @rule(target=sessions)
+    def attach(self) -> int:
+        self.next_session += 1
+        self.inventory.open_session(self.next_session)
+        return self.next_session
+
+    @rule(target=reservations, session=sessions, blocks=BLOCKS, lease_s=LEASES)
+    def reserve(self, session: int, blocks: list[int], lease_s: float):
+        guarded = self.may_not_be_rewritten()
+        before = set(self.visible)
+        answer = self.inventory.reserve(DIGEST, fingerprints(blocks), session=session, now_s=self.now_s, lease_s=lease_s)
+        offsets = {int.from_bytes(answer.offsets[at : at + 8], "little") for at in range(0, len(answer.offsets), 8)}
+        assert len(offsets) == len(answer.positions) == answer.states.count(BlockState.RESERVED)
+        assert not offsets & guarded, "handed out a slot that someone reads or writes"
+        for position, state in enumerate(answer.states):
+            assert state != BlockState.PRESENT or blocks[position] in before
+        self.apply(answer.events)
+        if not answer.reservation:
+            return multiple()
+        self.writable[answer.reservation] = (session, offsets)
+        return answer.reservation, session
+
+    @rule(item=consumes(reservations), keep=st.integers(0, 3))
+    def commit(self, item: tuple[int, int], keep: int) -> None:
+        number, session = item
+        granted = self.inventory.granted(number, session=session)
+        if granted is not None:
+            chosen = self.inventory.granted(number, session=session, positions=granted.positions[:keep])
+            assert chosen is not None
+            records = b"".join(chosen.offsets[at : at + 8] + bytes(24) for at in range(0, len(chosen.offsets), 8))
+            self.apply(self.inventory.commit(number, chosen, records))
+        self.inventory.abort(number, session=session)
+        self.writable.pop(number, None)
+
+    @rule(item=consumes(reservations))
+    def abort(self, item: tuple[int, int]) -> None:
+        self.inventory.abort(item[0], session=item[1])
+        self.writable.pop(item[0], None)
+
+    @rule(target=locks, blocks=BLOCKS, lease_s=LEASES)
+    def lock(self, blocks: list[int], lease_s: float):
+        answer = self.inventory.lock(DIGEST, fingerprints(blocks), session=PEERS, now_s=self.now_s, lease_s=lease_s)
+        records = [answer.records[at : at + 32] for at in range(0, len(answer.records), 32)]
+        assert [any(record) for record in records] == [block in self.visible for block in blocks]
+        if not answer.lock:
+            assert not answer.present
+            return multiple()
+        offsets = {int.from_bytes(record[:8], "little") for record in records if any(record)}
+        self.readable[answer.lock] = (answer.expires_s, offsets)
+        return answer.lock
+
+    @rule(number=consumes(locks))
+    def unlock(self, number: int) -> None:
+        ended = self.inventory.unlock([number], session=PEERS)
+        assert ended.revoked in ((number,), ())
+        assert len(ended.revoked) + ended.unknown == 1
+        self.readable.pop(number, None)
+
+    @rule(blocks=BLOCKS, pin_s=st.sampled_from([0.0, 2.0, 4.0]))
+    def pin(self, blocks: list[int], pin_s: float) -> None:
+        self.inventory.pin(DIGEST, fingerprints(blocks), now_s=self.now_s, pin_s=pin_s)
+        self.pinned |= {block: self.now_s + pin_s for block in blocks if block in self.visible}
+
+    @rule(blocks=BLOCKS)
+    def discard(self, blocks: list[int]) -> None:
+        self.pinned = {block: until_s for block, until_s in self.pinned.items() if block not in blocks}
+        self.apply(self.inventory.discard(DIGEST, fingerprints(blocks))[1])
+
+    @rule(step_s=st.sampled_from([0.5, 1.0, 5.0]))
+    def time_passes(self, step_s: float) -> None:
+        self.now_s += step_s
+        ended = self.inventory.tick(self.now_s)
+        assert all(self.readable[number][0] <= self.now_s for number in ended.revoked), "a live lock was revoked"
+
+    @rule(session=consumes(sessions), writing=st.booleans())
+    def detach(self, session: int, writing: bool) -> None:
+        self.inventory.end_session(session, writing=writing)
+        if not writing:
+            self.writable = {number: item for number, item in self.writable.items() if item[0] != session}
+
+    @rule()
+    def writers_of_ended_sessions_are_gone(self) -> None:
+        for session in list(self.inventory.ended_sessions()):
+            self.inventory.settle_session(session)
+            self.writable = {number: item for number, item in self.writable.items() if item[0] != session}
+
+    @invariant()
+    def holds_what_was_published(self) -> None:
+        self.inventory.check()
+        held = {int.from_bytes(item, "little") for group in self.inventory.held(DIGEST) for item in group}
+        assert held == self.visible
+
+
+InventoryMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestInventory = InventoryMachine.TestCase

@@ -1,0 +1,167 @@
+"""What a node holds: the cases that people should be able to read; tests/model covers the interleavings."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from kvdir.errors import InvalidInput, UnknownNamespace
+from kvdir.fingerprint import Fingerprints
+from peer_agent.core.effects import BlockState, RemovedEvent, StoredEvent
+from peer_agent.core.inventory import AGENT, PEERS, Inventory
+from peer_agent.core.slot_table import SlotTable
+
+DIGEST = bytes(range(32))
+ENGINE = 7
+
+
+def blocks(*numbers: int) -> Fingerprints:
+    return Fingerprints.of([number.to_bytes(8, "little") for number in numbers])
+
+
+def inventory(slots: int = 3) -> Inventory:
+    counter = itertools.count(100)
+    table = SlotTable(DIGEST, block_bytes=64, first_offset=4096, stride_bytes=256, slots=slots)
+    made = Inventory([table], new_id=lambda: next(counter))
+    made.open_session(ENGINE)
+    return made
+
+
+def store(held: Inventory, *numbers: int) -> tuple[object, ...]:
+    answer = held.reserve(DIGEST, blocks(*numbers), session=ENGINE, now_s=0, lease_s=1)
+    granted = held.granted(answer.reservation, session=ENGINE)
+    assert granted is not None
+    records = b"".join(granted.offsets[at : at + 8] + b"\1" * 24 for at in range(0, len(granted.offsets), 8))
+    return answer.events + held.commit(answer.reservation, granted, records)
+
+
+def lock(held: Inventory, *numbers: int, lease_s: float = 1.0, session: int = PEERS):
+    return held.lock(DIGEST, blocks(*numbers), session=session, now_s=0, lease_s=lease_s)
+
+
+def test_only_committed_blocks_are_visible():
+    held = inventory()
+    answer = held.reserve(DIGEST, blocks(1, 2), session=ENGINE, now_s=0, lease_s=1)
+    assert answer.states == bytes([BlockState.RESERVED] * 2)
+    assert held.present(DIGEST, blocks(1, 2)) == b"\0\0"
+    assert lock(held, 1, 2).lock == 0
+    granted = held.granted(answer.reservation, session=ENGINE, positions=[1])
+    assert granted is not None
+    assert held.commit(answer.reservation, granted, bytes(32)) == (StoredEvent(DIGEST, blocks(2)),)
+    assert held.abort(answer.reservation, session=ENGINE) == 1
+    assert held.present(DIGEST, blocks(1, 2)) == b"\0\1"
+
+
+def test_least_recently_used_goes_first_when_full():
+    held = inventory()
+    store(held, 1, 2, 3)
+    held.unlock([lock(held, 1).lock], session=PEERS)
+    assert store(held, 4) == (RemovedEvent(DIGEST, blocks(2)), StoredEvent(DIGEST, blocks(4)))
+    assert held.present(DIGEST, blocks(1, 2, 3, 4)) == b"\1\0\1\1"
+
+
+def test_no_space_when_everything_is_locked_or_pinned():
+    held = inventory(2)
+    store(held, 1, 2)
+    number = lock(held, 1).lock
+    held.pin(DIGEST, blocks(2), now_s=0, pin_s=5)
+    answer = held.reserve(DIGEST, blocks(3), session=ENGINE, now_s=0, lease_s=1)
+    assert answer.states == bytes([BlockState.NO_SPACE])
+    assert answer.reservation == 0
+    held.tick(5.0)  # both have run out
+    assert held.unlock([number], session=PEERS).unknown == 1
+    assert BlockState.NO_SPACE not in held.reserve(DIGEST, blocks(3, 4), session=ENGINE, now_s=5, lease_s=1).states
+
+
+def test_second_writer_is_busy_when_the_first_has_not_committed():
+    held = inventory()
+    held.reserve(DIGEST, blocks(1), session=ENGINE, now_s=0, lease_s=1)
+    assert held.reserve(DIGEST, blocks(1), session=AGENT, now_s=0, lease_s=1).states == bytes([BlockState.BUSY])
+
+
+def test_slot_is_quarantined_when_a_living_writer_overruns_its_lease():
+    held = inventory(1)
+    late = held.reserve(DIGEST, blocks(1), session=ENGINE, now_s=0, lease_s=1)
+    held.tick(2.0)
+    assert held.granted(late.reservation, session=ENGINE) is None
+    assert held.reserve(DIGEST, blocks(2), session=AGENT, now_s=2, lease_s=1).states == bytes([BlockState.NO_SPACE])
+    assert held.abort(late.reservation, session=ENGINE) == 1
+    assert held.reserve(DIGEST, blocks(2), session=AGENT, now_s=2, lease_s=1).states == bytes([BlockState.RESERVED])
+
+
+@pytest.mark.parametrize("writing", [False, True])
+def test_reservations_come_back_when_the_engine_dies(writing: bool):
+    held = inventory(1)
+    held.reserve(DIGEST, blocks(1), session=ENGINE, now_s=0, lease_s=100)
+    held.end_session(ENGINE, writing=writing)
+    assert held.occupancy()[0].free == (0 if writing else 1)
+    if writing:
+        assert held.ended_sessions() == (ENGINE,)
+        assert held.settle_session(ENGINE) == 1
+    assert held.occupancy()[0].free == 1
+    with pytest.raises(InvalidInput, match="attach again"):
+        held.reserve(DIGEST, blocks(1), session=ENGINE, now_s=0, lease_s=1)
+
+
+def test_locked_block_is_retired_not_freed_when_discarded():
+    held = inventory(1)
+    store(held, 1)
+    number = lock(held, 1).lock
+    offsets, events = held.discard(DIGEST, blocks(1, 9))
+    assert (offsets, events) == ((4096).to_bytes(8, "little"), (RemovedEvent(DIGEST, blocks(1)),))
+    assert held.occupancy()[0].retired == 1
+    assert held.unlock([number], session=PEERS).revoked == (number,)
+    assert held.occupancy()[0].free == 1
+
+
+def test_lock_answers_for_the_whole_list_in_order_when_blocks_repeat():
+    held = inventory()
+    store(held, 1, 2)
+    answer = lock(held, 9, 2, 1, 2)
+    offsets = [int.from_bytes(answer.records[at : at + 8], "little") for at in range(0, 128, 32)]
+    assert offsets == [0, 4352, 4096, 4352]
+    assert answer.present == 3
+    held.check()
+
+
+def test_nobody_ends_the_lock_of_another_session():
+    held = inventory()
+    store(held, 1)
+    number = lock(held, 1, session=ENGINE).lock
+    assert held.unlock([number], session=PEERS).unknown == 1
+    assert held.unlock([number], session=ENGINE).unknown == 0
+
+
+def test_lock_can_grow_when_more_blocks_have_arrived():
+    held = inventory()
+    store(held, 1)
+    first = lock(held, 1, session=ENGINE)
+    store(held, 2)
+    more = held.lock(DIGEST, blocks(2), session=ENGINE, now_s=0, lease_s=9, lock=first.lock)
+    assert (more.lock, more.expires_s) == (first.lock, first.expires_s)
+    held.unlock([first.lock], session=ENGINE)
+    assert held.occupancy()[0].locked == 0
+
+
+def test_pins_renewed_many_times_do_not_pile_up():
+    held = inventory()
+    store(held, 1)
+    for step in range(3000):
+        held.pin(DIGEST, blocks(1), now_s=step, pin_s=10_000)
+        held.tick(step)
+    assert len(held._pin_ends) < 1100
+    held.check()
+
+
+def test_refused_when_the_namespace_is_not_configured():
+    with pytest.raises(UnknownNamespace):
+        inventory().present(bytes(32), blocks(1))
+
+
+def test_commit_of_a_position_that_was_not_granted_changes_nothing():
+    held = inventory()
+    answer = held.reserve(DIGEST, blocks(1), session=ENGINE, now_s=0, lease_s=1)
+    with pytest.raises(InvalidInput, match="not granted"):
+        held.granted(answer.reservation, session=ENGINE, positions=[0, 5])
+    assert held.granted(answer.reservation, session=ENGINE, positions=[0]) is not None
