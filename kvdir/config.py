@@ -8,6 +8,7 @@ Unknown keys and values that do not parse are refused at start, all of them at o
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import tomllib
 import types
@@ -107,14 +108,17 @@ def load(
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes from "128KiB", "1.5 GiB", "4096" or decimal units ("10MB"). ValueError with the accepted forms otherwise."""
+    """Bytes from "128KiB", "1.5 GiB", "4096" or decimal units ("10MB"); never negative. ValueError with the accepted forms."""
     units = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
     body = text.strip().lower().replace(" ", "")
     digits = body.rstrip("abcdefghijklmnopqrstuvwxyz")
     try:
-        return int(float(digits) * units[body[len(digits) :]])
-    except (KeyError, ValueError):
-        raise ValueError(f"{text!r} is not a size; write 4096, 128KiB, 1.5GiB or 10MB") from None
+        count = int(float(digits) * units[body[len(digits) :]])
+    except (KeyError, ValueError, OverflowError):
+        count = -1
+    if count < 0:
+        raise ValueError(f"{text!r} is not a size; write 4096, 128KiB, 1.5GiB or 10MB")
+    return count
 
 
 def show_bytes(count: float) -> str:
@@ -147,7 +151,7 @@ def _read_file(file: Path | None, faults: list[str]) -> dict[str, Any]:
 
 def _parse(kind: type, raw: Any) -> Any:
     if kind is tuple:
-        return tuple(part.strip() for part in raw.split(",") if part.strip()) if isinstance(raw, str) else tuple(map(str, raw))
+        return _parse_list(raw)
     if kind is bool:
         return _parse_bool(raw)
     if kind is int and isinstance(raw, str):
@@ -157,6 +161,14 @@ def _parse(kind: type, raw: Any) -> Any:
     if not isinstance(raw, str):
         raise ValueError(f"{raw!r} must be text")
     return raw
+
+
+def _parse_list(raw: Any) -> tuple[str, ...]:
+    if isinstance(raw, str):
+        return tuple(part.strip() for part in raw.split(",") if part.strip())
+    if isinstance(raw, list | tuple) and all(isinstance(part, str) for part in raw):
+        return tuple(raw)
+    raise ValueError(f"{raw!r} must be a list of texts")
 
 
 def _parse_bool(raw: Any) -> bool:
@@ -171,9 +183,12 @@ def _number(kind: type, raw: Any) -> Any:
     if isinstance(raw, bool) or (kind is int and isinstance(raw, float)):
         raise ValueError(f"{raw!r} must be a whole number")
     try:
-        return kind(raw)
+        number = kind(raw)
     except (TypeError, ValueError):
         raise ValueError(f"{raw!r} is not a number") from None
+    if not math.isfinite(number):
+        raise ValueError(f"{raw!r} must be a finite number")
+    return number
 
 
 def _suggest(name: str, known: Mapping[str, Setting]) -> str:

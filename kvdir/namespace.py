@@ -12,6 +12,7 @@ import dataclasses
 import enum
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from kvdir.errors import NamespaceError
 
 CANONICAL_VERSION = 1
 NO_TENANT = "none"
+MAX_BLOCK_BYTES = 2**40
 REPLICATED = "replicated"
 
 DTYPE_BYTES: Mapping[str, float] = {
@@ -57,8 +59,14 @@ class StateGroup:
 
     def faults(self, where: str) -> list[str]:
         """What is wrong with it, in words."""
-        out = []
-        if self.kind not in set(StateKind):
+        out = [
+            f"{where}.{name}: must be a whole number, is {getattr(self, name)!r}"
+            for name in ("layers", "kv_heads", "head_dim", "tensors", "window_tokens", "state_bytes")
+            if not _is_count(getattr(self, name))
+        ]
+        if out:
+            return out
+        if self.kind not in [*StateKind]:
             out.append(f"{where}.kind: {self.kind!r} is unknown; one of {', '.join(StateKind)}")
         if self.layers <= 0:
             out.append(f"{where}.layers: must be at least 1")
@@ -115,14 +123,17 @@ class Namespace:
         out = []
         for name in _TEXT_FIELDS:
             value = getattr(self, name)
-            if not isinstance(value, str) or not value.strip():
+            if value in ("", None):
                 out.append(f"{name}: required, is empty")
-            elif value.strip().lower() in ("auto", "default", "unknown"):
+            elif not isinstance(value, str) or value.strip() != value:
+                out.append(f"{name}: must be text without spaces around it")
+            elif value.lower() in ("auto", "default", "unknown"):
                 out.append(f"{name}: {value!r} is not allowed: say the effective value the engine really uses")
-        if self.kv_dtype not in DTYPE_BYTES and self.kv_dtype.strip().lower() not in ("", "auto", "default", "unknown"):
-            out.append(f"kv_dtype: {self.kv_dtype!r} is unknown; one of {', '.join(DTYPE_BYTES)}")
-        if self.tenant != NO_TENANT and not self.tenant.startswith("salt:"):
-            out.append('tenant: must be "none" or come from a salt (tenant_salt)')
+            elif name == "kv_dtype" and value not in DTYPE_BYTES:
+                out.append(f"kv_dtype: {value!r} is unknown; one of {', '.join(DTYPE_BYTES)}")
+            elif name == "tenant" and not _TENANT.fullmatch(value):
+                # The value is not repeated: it may be a salt that somebody put into the wrong field.
+                out.append('tenant: must be "none", or give the salt as tenant_salt, of which only a digest is kept')
         if self.block_tokens <= 0:
             out.append("block_tokens: must be at least 1")
         if not self.groups:
@@ -131,6 +142,8 @@ class Namespace:
             out += group.faults(f"groups[{number}]")
         if self.bytes_override < 0:
             out.append("bytes_override: must not be negative")
+        if not out and not 0 < self.block_bytes <= MAX_BLOCK_BYTES:
+            out.append(f"groups: a block would have {self.block_bytes} bytes, must be between 1 and {MAX_BLOCK_BYTES}")
         return out
 
     @classmethod
@@ -153,7 +166,7 @@ class Namespace:
                 faults.append(f"tenant_salt: {error}")
         values.setdefault("tenant", NO_TENANT)
         for name in ("block_tokens", "bytes_override"):
-            if name in values and (isinstance(values[name], bool) or not isinstance(values[name], int)):
+            if name in values and not _is_count(values[name]):
                 faults.append(f"{name}: must be a whole number, is {values[name]!r}")
                 values[name] = 1
         probe = object.__new__(cls)
@@ -170,11 +183,16 @@ class Namespace:
         """From `canonical()`. Raises NamespaceError on garbage or another version."""
         try:
             fields = json.loads(text)
-            version = fields.pop("version")
-        except (ValueError, KeyError, AttributeError) as error:
+        except (ValueError, RecursionError) as error:
             raise NamespaceError([f"not a canonical namespace: {error}"]) from error
+        if not isinstance(fields, dict) or "version" not in fields:
+            raise NamespaceError(["not a canonical namespace: it is a JSON object with a version"])
+        version = fields.pop("version")
         if version != CANONICAL_VERSION:
             raise NamespaceError([f"canonical version {version} is not {CANONICAL_VERSION}: both sides need the same release"])
+        unknown = sorted(set(fields) - set(_FIELDS))
+        if unknown:
+            raise NamespaceError([f"{name}: unknown field; known: {', '.join(_FIELDS)}" for name in unknown])
         return cls.create(**fields)
 
     def canonical(self) -> str:
@@ -217,6 +235,7 @@ class Namespace:
 
 _FIELDS = tuple(field.name for field in dataclasses.fields(Namespace))
 _TEXT_FIELDS = tuple(name for name in _FIELDS if name not in ("block_tokens", "groups", "bytes_override"))
+_TENANT = re.compile(r"none|salt:[0-9a-f]{32}")
 _MEANING = {
     "weights": "same name, other weights: the bytes differ",
     "kv_dtype": "the element type of the cache differs",
@@ -235,6 +254,10 @@ def salt_digest(salt: bytes | str) -> str:
     if len(raw) < 8:
         raise ValueError("must have at least 8 bytes: short salts can be guessed")
     return hashlib.blake2b(raw, digest_size=16, person=b"kvdir-salt").hexdigest()
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= MAX_BLOCK_BYTES
 
 
 def _group(item: StateGroup | Mapping[str, Any]) -> StateGroup:

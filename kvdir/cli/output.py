@@ -219,5 +219,7 @@ def _remember_output(context: click.Context, _: click.Parameter, value: str) -> 
 def _console(stream: Any) -> Any:
     from rich.console import Console
 
-    width = None if stream.isatty() or os.environ.get("COLUMNS") else PLAIN_WIDTH
-    return Console(file=stream, width=width, highlight=False, soft_wrap=False)
+    terminal = stream.isatty()
+    width = None if terminal or os.environ.get("COLUMNS") else PLAIN_WIDTH
+    colours: Any = None if os.environ.get("NO_COLOR") or not terminal else "auto"
+    return Console(file=stream, width=width, color_system=colours, highlight=False)
