@@ -48,7 +48,7 @@ class AttachRequest(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., engine: _Optional[str] = ..., namespace_digest: _Optional[bytes] = ..., namespace_canonical_json: _Optional[bytes] = ...) -> None: ...
 
 class AttachResponse(_message.Message):
-    __slots__ = ("protocol_version", "node", "epoch", "session", "arena_path", "arena_id", "arena_bytes", "block_bytes", "block_tokens", "slots")
+    __slots__ = ("protocol_version", "node", "epoch", "session", "arena_path", "arena_id", "arena_bytes", "block_bytes", "block_tokens", "slots", "max_fingerprints")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -59,6 +59,7 @@ class AttachResponse(_message.Message):
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
     BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
+    MAX_FINGERPRINTS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     node: str
     epoch: int
@@ -69,17 +70,20 @@ class AttachResponse(_message.Message):
     block_bytes: int
     block_tokens: int
     slots: int
-    def __init__(self, protocol_version: _Optional[int] = ..., node: _Optional[str] = ..., epoch: _Optional[int] = ..., session: _Optional[int] = ..., arena_path: _Optional[str] = ..., arena_id: _Optional[bytes] = ..., arena_bytes: _Optional[int] = ..., block_bytes: _Optional[int] = ..., block_tokens: _Optional[int] = ..., slots: _Optional[int] = ...) -> None: ...
+    max_fingerprints: int
+    def __init__(self, protocol_version: _Optional[int] = ..., node: _Optional[str] = ..., epoch: _Optional[int] = ..., session: _Optional[int] = ..., arena_path: _Optional[str] = ..., arena_id: _Optional[bytes] = ..., arena_bytes: _Optional[int] = ..., block_bytes: _Optional[int] = ..., block_tokens: _Optional[int] = ..., slots: _Optional[int] = ..., max_fingerprints: _Optional[int] = ...) -> None: ...
 
 class ReserveRequest(_message.Message):
-    __slots__ = ("session", "fingerprints", "lease_ms")
+    __slots__ = ("session", "fingerprints", "lease_ms", "release")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINTS_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
     session: int
     fingerprints: _common_pb2.Fingerprints
     lease_ms: int
-    def __init__(self, session: _Optional[int] = ..., fingerprints: _Optional[_Union[_common_pb2.Fingerprints, _Mapping]] = ..., lease_ms: _Optional[int] = ...) -> None: ...
+    release: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, session: _Optional[int] = ..., fingerprints: _Optional[_Union[_common_pb2.Fingerprints, _Mapping]] = ..., lease_ms: _Optional[int] = ..., release: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ReserveResponse(_message.Message):
     __slots__ = ("protocol_version", "reservation", "blocks", "lease_ms")
@@ -194,12 +198,14 @@ class LoadResponse(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., lock: _Optional[int] = ..., lease_ms: _Optional[int] = ..., blocks: _Optional[bytes] = ..., peer_bytes: _Optional[int] = ..., lookup_us: _Optional[int] = ..., lock_us: _Optional[int] = ..., read_us: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[_common_pb2.NodeTrust, _Mapping]]] = ..., directory_reached: bool = ...) -> None: ...
 
 class ReleaseRequest(_message.Message):
-    __slots__ = ("session", "locks")
+    __slots__ = ("session", "locks", "corrupt")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     LOCKS_FIELD_NUMBER: _ClassVar[int]
+    CORRUPT_FIELD_NUMBER: _ClassVar[int]
     session: int
     locks: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, session: _Optional[int] = ..., locks: _Optional[_Iterable[int]] = ...) -> None: ...
+    corrupt: _common_pb2.Fingerprints
+    def __init__(self, session: _Optional[int] = ..., locks: _Optional[_Iterable[int]] = ..., corrupt: _Optional[_Union[_common_pb2.Fingerprints, _Mapping]] = ...) -> None: ...
 
 class ReleaseResponse(_message.Message):
     __slots__ = ("unknown",)
@@ -244,3 +250,59 @@ class PinResponse(_message.Message):
     protocol_version: int
     pinned: int
     def __init__(self, protocol_version: _Optional[int] = ..., pinned: _Optional[int] = ...) -> None: ...
+
+class InventoryRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class InventoryResponse(_message.Message):
+    __slots__ = ("protocol_version", "node", "epoch", "arena_path", "arena_bytes", "namespaces", "sessions", "locks", "publishing")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ARENA_PATH_FIELD_NUMBER: _ClassVar[int]
+    ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACES_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    LOCKS_FIELD_NUMBER: _ClassVar[int]
+    PUBLISHING_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    node: str
+    epoch: int
+    arena_path: str
+    arena_bytes: int
+    namespaces: _containers.RepeatedCompositeFieldContainer[NamespaceInventory]
+    sessions: int
+    locks: int
+    publishing: str
+    def __init__(self, protocol_version: _Optional[int] = ..., node: _Optional[str] = ..., epoch: _Optional[int] = ..., arena_path: _Optional[str] = ..., arena_bytes: _Optional[int] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceInventory, _Mapping]]] = ..., sessions: _Optional[int] = ..., locks: _Optional[int] = ..., publishing: _Optional[str] = ...) -> None: ...
+
+class NamespaceInventory(_message.Message):
+    __slots__ = ("digest", "name", "block_bytes", "block_tokens", "slots", "committed", "free", "reserved", "retired", "quarantined", "locked", "pinned", "evicted")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    FREE_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_FIELD_NUMBER: _ClassVar[int]
+    RETIRED_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINED_FIELD_NUMBER: _ClassVar[int]
+    LOCKED_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_FIELD_NUMBER: _ClassVar[int]
+    digest: bytes
+    name: str
+    block_bytes: int
+    block_tokens: int
+    slots: int
+    committed: int
+    free: int
+    reserved: int
+    retired: int
+    quarantined: int
+    locked: int
+    pinned: int
+    evicted: int
+    def __init__(self, digest: _Optional[bytes] = ..., name: _Optional[str] = ..., block_bytes: _Optional[int] = ..., block_tokens: _Optional[int] = ..., slots: _Optional[int] = ..., committed: _Optional[int] = ..., free: _Optional[int] = ..., reserved: _Optional[int] = ..., retired: _Optional[int] = ..., quarantined: _Optional[int] = ..., locked: _Optional[int] = ..., pinned: _Optional[int] = ..., evicted: _Optional[int] = ...) -> None: ...

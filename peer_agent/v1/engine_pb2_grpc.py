@@ -79,6 +79,11 @@ class EngineStub(object):
                 request_serializer=peer__agent_dot_v1_dot_engine__pb2.PinRequest.SerializeToString,
                 response_deserializer=peer__agent_dot_v1_dot_engine__pb2.PinResponse.FromString,
                 _registered_method=True)
+        self.Inventory = channel.unary_unary(
+                '/peer_agent.v1.Engine/Inventory',
+                request_serializer=peer__agent_dot_v1_dot_engine__pb2.InventoryRequest.SerializeToString,
+                response_deserializer=peer__agent_dot_v1_dot_engine__pb2.InventoryResponse.FromString,
+                _registered_method=True)
 
 
 class EngineServicer(object):
@@ -86,7 +91,9 @@ class EngineServicer(object):
 
     def Attach(self, request, context):
         """Opens a session. The first message says where the arena is and how it is laid out; the call stays open for as long as
-        the engine lives. When it ends, for whatever reason, the session's reservations are reclaimed and its locks released.
+        the engine lives. When it ends, for whatever reason, the session's locks are released and its reservations reclaimed:
+        at once if the engine's presence lock (peer_agent/memory/presence.py) is gone, else when it goes, because the engine may
+        still be writing. An engine holds that lock before its first Reserve.
         Errors: NOT_FOUND namespace not configured here (with the difference to the nearest one in words).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -148,6 +155,13 @@ class EngineServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Inventory(self, request, context):
+        """What the agent holds, per namespace; for people and tools, needs no session.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EngineServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -195,6 +209,11 @@ def add_EngineServicer_to_server(servicer, server):
                     servicer.Pin,
                     request_deserializer=peer__agent_dot_v1_dot_engine__pb2.PinRequest.FromString,
                     response_serializer=peer__agent_dot_v1_dot_engine__pb2.PinResponse.SerializeToString,
+            ),
+            'Inventory': grpc.unary_unary_rpc_method_handler(
+                    servicer.Inventory,
+                    request_deserializer=peer__agent_dot_v1_dot_engine__pb2.InventoryRequest.FromString,
+                    response_serializer=peer__agent_dot_v1_dot_engine__pb2.InventoryResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -440,6 +459,33 @@ class Engine(object):
             '/peer_agent.v1.Engine/Pin',
             peer__agent_dot_v1_dot_engine__pb2.PinRequest.SerializeToString,
             peer__agent_dot_v1_dot_engine__pb2.PinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Inventory(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/peer_agent.v1.Engine/Inventory',
+            peer__agent_dot_v1_dot_engine__pb2.InventoryRequest.SerializeToString,
+            peer__agent_dot_v1_dot_engine__pb2.InventoryResponse.FromString,
             options,
             channel_credentials,
             insecure,
