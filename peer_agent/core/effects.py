@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from kvdir.core.event import Event
 from kvdir.fingerprint import Fingerprints
 
 BLOCK_RECORD_BYTES = 32
@@ -42,30 +43,12 @@ class LoadStatus(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class StoredEvent:
-    """Blocks that have become visible here."""
-
-    namespace_digest: bytes
-    fingerprints: Fingerprints
-
-
-@dataclass(frozen=True, slots=True)
-class RemovedEvent:
-    """Blocks that are no longer visible here. Their slots' headers must be odd before this is published."""
-
-    namespace_digest: bytes
-    fingerprints: Fingerprints
-
-
-Event = StoredEvent | RemovedEvent
-
-
-@dataclass(frozen=True, slots=True)
 class Reserved:
     """Answer of `reserve`.
 
     states: one BlockState byte per fingerprint asked. positions: of the granted ones, ascending; offsets: their slot
-    headers, u64 LE, same order. The shell makes these slots odd, then publishes `events`, then hands them to the writer.
+    headers, u64 LE, same order. The shell makes these slots odd (so what was
+    evicted is out of sight), then publishes `events`, then hands the slots to the writer.
     """
 
     reservation: int

@@ -18,9 +18,11 @@ import heapq
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from kvdir.core.event import Event
 from kvdir.errors import InvalidInput, UnknownNamespace
 from kvdir.fingerprint import Fingerprints
-from peer_agent.core.effects import BlockState, Ended, Event, Granted, Locked, Occupancy, RemovedEvent, Reserved, StoredEvent
+from kvdir.location import Tier
+from peer_agent.core.effects import BlockState, Ended, Granted, Locked, Occupancy, Reserved
 from peer_agent.core.slot_table import SlotTable, by_width
 
 AGENT = 0
@@ -135,7 +137,7 @@ class Inventory:
             states=bytes(states),
             positions=tuple(slots),
             offsets=table.offsets(slots.values()),
-            events=tuple(RemovedEvent(namespace_digest, group) for group in by_width(evicted)),
+            events=tuple(Event.removed(Tier.CPU, namespace_digest, group) for group in by_width(evicted)),
         )
 
     def granted(self, reservation: int, *, session: int, positions: Sequence[int] | None = None) -> Granted | None:
@@ -163,7 +165,7 @@ class Inventory:
             self._stop_writing(found, position)
             found.table.commit(found.slots.pop(position), records[32 * number : 32 * number + 32])
         self._close_if_done(reservation, found)
-        return (StoredEvent(granted.namespace_digest, granted.fingerprints),) if granted.positions else ()
+        return (Event.stored(Tier.CPU, granted.namespace_digest, granted.fingerprints),) if granted.positions else ()
 
     def abort(self, reservation: int, *, session: int, positions: Iterable[int] | None = None) -> int:
         """The writer gives slots back (all that are left, or the given positions) and no longer writes to them."""
@@ -252,7 +254,7 @@ class Inventory:
         found = {fingerprint: slot for fingerprint in fingerprints if (slot := table.slot(fingerprint)) is not None}
         for slot in found.values():
             table.discard(slot)
-        return table.offsets(found.values()), tuple(RemovedEvent(namespace_digest, group) for group in by_width(found))
+        return table.offsets(found.values()), tuple(Event.removed(Tier.CPU, namespace_digest, group) for group in by_width(found))
 
     # time
 

@@ -8,8 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
+from kvdir.core.event import Event, EventKind
 from kvdir.fingerprint import Fingerprints
-from peer_agent.core.effects import BlockState, RemovedEvent, StoredEvent
+from peer_agent.core.effects import BlockState
 from peer_agent.core.inventory import PEERS, Inventory
 from peer_agent.core.slot_table import SlotTable
 
@@ -42,11 +43,10 @@ class InventoryMachine(RuleBasedStateMachine):
         self.writable: dict[int, tuple[int, set[int]]] = {}  # reservation -> (session, offsets) that may still be written
         self.pinned: dict[int, float] = {}
 
-    def apply(self, events: tuple[object, ...]) -> None:
+    def apply(self, events: tuple[Event, ...]) -> None:
         for event in events:
-            assert isinstance(event, StoredEvent | RemovedEvent)
-            blocks = {int.from_bytes(item, "little") for item in event.fingerprints}
-            if isinstance(event, StoredEvent):
+            blocks = {int.from_bytes(item, "little") for item in Fingerprints(event.packed, event.width)}
+            if event.kind == EventKind.STORED:
                 assert not blocks & self.visible, "stored twice"
                 self.visible |= blocks
             else:

@@ -6,9 +6,11 @@ import itertools
 
 import pytest
 
+from kvdir.core.event import Event
 from kvdir.errors import InvalidInput, UnknownNamespace
 from kvdir.fingerprint import Fingerprints
-from peer_agent.core.effects import BlockState, RemovedEvent, StoredEvent
+from kvdir.location import Tier
+from peer_agent.core.effects import BlockState
 from peer_agent.core.inventory import AGENT, PEERS, Inventory
 from peer_agent.core.slot_table import SlotTable
 
@@ -48,7 +50,7 @@ def test_only_committed_blocks_are_visible():
     assert lock(held, 1, 2).lock == 0
     granted = held.granted(answer.reservation, session=ENGINE, positions=[1])
     assert granted is not None
-    assert held.commit(answer.reservation, granted, bytes(32)) == (StoredEvent(DIGEST, blocks(2)),)
+    assert held.commit(answer.reservation, granted, bytes(32)) == (Event.stored(Tier.CPU, DIGEST, blocks(2)),)
     assert held.abort(answer.reservation, session=ENGINE) == 1
     assert held.present(DIGEST, blocks(1, 2)) == b"\0\1"
 
@@ -57,7 +59,7 @@ def test_least_recently_used_goes_first_when_full():
     held = inventory()
     store(held, 1, 2, 3)
     held.unlock([lock(held, 1).lock], session=PEERS)
-    assert store(held, 4) == (RemovedEvent(DIGEST, blocks(2)), StoredEvent(DIGEST, blocks(4)))
+    assert store(held, 4) == (Event.removed(Tier.CPU, DIGEST, blocks(2)), Event.stored(Tier.CPU, DIGEST, blocks(4)))
     assert held.present(DIGEST, blocks(1, 2, 3, 4)) == b"\1\0\1\1"
 
 
@@ -109,7 +111,7 @@ def test_locked_block_is_retired_not_freed_when_discarded():
     store(held, 1)
     number = lock(held, 1).lock
     offsets, events = held.discard(DIGEST, blocks(1, 9))
-    assert (offsets, events) == ((4096).to_bytes(8, "little"), (RemovedEvent(DIGEST, blocks(1)),))
+    assert (offsets, events) == ((4096).to_bytes(8, "little"), (Event.removed(Tier.CPU, DIGEST, blocks(1)),))
     assert held.occupancy()[0].retired == 1
     assert held.unlock([number], session=PEERS).revoked == (number,)
     assert held.occupancy()[0].free == 1
