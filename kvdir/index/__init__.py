@@ -11,38 +11,14 @@ the number of distinct holder sets, not of blocks. A *scope* is a 64-bit number 
 mixed into the key. Design: ../../ARCHITECTURE.md and docs/adr/.
 """
 
-from typing import NamedTuple, Protocol, Self
+from typing import Protocol, Self
 
 from kvdir.index._native import Index, Sketch
+from kvdir.index.answers import IndexStats, Lookup
 
 __all__ = ["BlockIndex", "BlockSketch", "Index", "IndexStats", "Lookup", "Sketch"]
 
 Packed = bytes | bytearray | memoryview
-
-
-class Lookup(NamedTuple):
-    """Answer of `lookup`.
-
-    runs: u32 little-endian triples (start, count, set), ascending by start; neighbouring hits with the same holder set form
-        one run; positions in no run are misses.
-    sets: for each set named in `runs`, the holders as packed u32 little-endian, ascending, never empty.
-    hits: number of positions found.
-    """
-
-    runs: bytes
-    sets: list[bytes]
-    hits: int
-
-
-class IndexStats(NamedTuple):
-    """Figures about the index itself: counts are live blocks, bytes are resident bytes of the whole region."""
-
-    blocks: int
-    capacity: int
-    bytes: int
-    sets: int
-    holders: int
-    growing: bool
 
 
 class BlockSketch(Protocol):

@@ -2,7 +2,8 @@
 
 from typing import Self, final
 
-from kvdir.index import IndexStats, Lookup, Packed
+from kvdir.index import BlockSketch, Packed
+from kvdir.index.answers import IndexStats, Lookup
 
 @final
 class Sketch:
@@ -22,10 +23,10 @@ class Sketch:
 class Index:
     def __init__(self, *, expected_blocks: int = 0, seed: int = 0) -> None: ...
     def store(
-        self, fingerprints: Packed, width: int, *, scope: int, holder: int, now_s: int, sketch: Sketch | None = None
+        self, fingerprints: Packed, width: int, *, scope: int, holder: int, now_s: int, sketch: BlockSketch | None = None
     ) -> int: ...
     def remove(
-        self, fingerprints: Packed, width: int, *, scope: int, holder: int, sketch: Sketch | None = None
+        self, fingerprints: Packed, width: int, *, scope: int, holder: int, sketch: BlockSketch | None = None
     ) -> int: ...
     def lookup(
         self, fingerprints: Packed, width: int, *, scope: int, prefix: bool = False, touch_s: int | None = None
@@ -37,3 +38,10 @@ class Index:
     def dump(self, cursor: int, max_blocks: int) -> tuple[int, bytes, bytes, list[bytes]]: ...
     def sweep(self, max_blocks: int) -> int: ...
     def stats(self) -> IndexStats: ...
+
+@final
+class GatherFloor:
+    """Benchmarks only: random 16-byte reads with prefetch over a table of so many slots, in memory like the index's."""
+
+    def __init__(self, slots: int) -> None: ...
+    def read(self, fingerprints: Packed, width: int) -> int: ...

@@ -1,0 +1,111 @@
+// The block index: which holders have which block. Puts the table (key -> set id) and the sets (id -> holders) together.
+//
+//   fingerprint --KeyMix(seed, scope)--> key --Table--> slot { set id, last access } --Sets--> holders, ascending
+//
+// Rules: batches in, packed answers out; no clock, no I/O, no Python. Not thread-safe: the caller holds one lock per index.
+// A slot's set id counts as one reference of that record. Blocks whose set is dead (holder dropped) stay in the table until
+// a later batch or `sweep` comes by; nothing but `used` can tell.
+// If memory is exhausted, std::bad_alloc leaves the batch half applied but everything consistent and counted.
+#pragma once
+
+#include <vector>
+
+#include "mix.hpp"
+#include "sets.hpp"
+#include "sketch.hpp"
+#include "table.hpp"
+
+namespace kvdir {
+
+// First segment of the region.
+struct IndexHeader {
+    RegionHeader region;
+    u64 seed;
+    u64 sweep_at;  // slot where the next sweep goes on
+    TableState table;
+    PoolState pool;
+    SetsState sets;
+};
+static_assert(sizeof(IndexHeader) <= 4096, "the header is one page");
+
+// Sets that an answer names, numbered in order of appearance: holders of set i are holders[ends[i-1] .. ends[i]).
+struct SetList {
+    std::vector<u32> holders;
+    std::vector<u64> ends;
+};
+
+struct Answer {
+    std::vector<u32> runs;  // (start, count, set) triples
+    SetList sets;
+    u64 hits = 0;
+};
+
+struct DumpPage {
+    u64 next = 0;  // cursor, 0 at the end
+    std::vector<u64> keys;
+    std::vector<u32> numbers;
+    SetList sets;
+};
+
+struct Stats {
+    u64 blocks, capacity, bytes, sets, holders;
+    bool growing;
+};
+
+class Index {
+public:
+    Index(u64 expected_blocks, u64 seed);
+
+    u64 store(const Fingerprints& blocks, u64 scope, u32 holder, u32 now_s, Sketch* sketch);
+    u64 remove(const Fingerprints& blocks, u64 scope, u32 holder, Sketch* sketch);
+
+    Answer lookup_sparse(const Fingerprints& blocks, u64 scope) const;
+    Answer lookup_prefix(const Fingerprints& blocks, u64 scope) const;
+    void touch(const Fingerprints& blocks, u64 scope, u32 now_s);
+    void last_access(const Fingerprints& blocks, u64 scope, u32* out) const;
+    void keys(const Fingerprints& blocks, u64 scope, u64* out) const;
+
+    u64 drop(u32 holder);
+    u64 holder_blocks(u32 holder) const { return sets_.holder_blocks(holder); }
+    u64 sweep(u64 max_blocks) { return sweep_slots(max_blocks, 2 * table_.total()); }
+
+    // Blocks in key order from the cursor on. The cursor is a key, so growing meanwhile changes nothing: a block that is
+    // present during the whole walk appears exactly once.
+    DumpPage dump(u64 cursor, u64 max_blocks) const;
+
+    Stats stats() const;
+    const char* fault() const;  // checks every invariant; for tests
+
+private:
+    class Batch;
+
+    IndexHeader& header() const { return *region_.at<IndexHeader>(Segment::header); }
+    u64 sweep_slots(u64 max_blocks, u64 max_slots);
+    void sweep_after(u64 batch_blocks);
+
+    Region region_;
+    Table table_;
+    Sets sets_;
+};
+
+// Calls visit(position, key) for each block, with the table's lines on their way kAhead blocks early, and
+// before(count) ahead of each group of up to kGroup blocks.
+constexpr u64 kGroup = 256;
+constexpr u64 kAhead = 16;
+
+template <class Before, class Visit>
+void for_each_key(const Table& table, KeyMix mix, const Fingerprints& blocks, Before before, Visit visit) {
+    u64 keys[kGroup];
+    for (u64 start = 0; start < blocks.count; start += kGroup) {
+        u64 count = blocks.count - start < kGroup ? blocks.count - start : kGroup;
+        before(count);
+        for (u64 i = 0; i < count; ++i) keys[i] = mix(blocks.head(start + i));
+        for (u64 i = 0; i < count && i < kAhead; ++i) table.prefetch(keys[i]);
+        for (u64 i = 0; i < count; ++i) {
+            if (i + kAhead < count) table.prefetch(keys[i + kAhead]);
+            visit(start + i, keys[i]);
+        }
+    }
+}
+
+}  // namespace kvdir

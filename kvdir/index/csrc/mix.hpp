@@ -1,0 +1,56 @@
+// Mixing functions. The pure oracle (kvdir/index/reference.py) repeats them word for word.
+#pragma once
+
+#include <cstring>
+
+#include "region.hpp"
+
+namespace kvdir {
+
+constexpr u64 kGolden = 0x9E3779B97F4A7C15;
+
+// Finalizer of splitmix64 (Steele, Lea, Flood, OOPSLA 2014): a bijection in which every bit depends on every bit.
+inline u64 scramble(u64 x) {
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB;
+    return x ^ (x >> 31);
+}
+
+inline u64 load_u64(const u8* bytes) {
+    u64 value;
+    std::memcpy(&value, bytes, sizeof value);
+    return value;
+}
+
+// A 64-bit fingerprint becomes a key by a bijection that seed and scope choose (secret offset, secret odd multiplier):
+// two blocks of one scope collide only if their first 8 bytes are equal, and nobody without the seed can aim at one
+// part of the table. Key 0 means "empty slot", so the one fingerprint that would give 0 shares key 1.
+class KeyMix {
+public:
+    KeyMix(u64 seed, u64 scope)
+        : offset_(scramble(scramble(seed + kGolden) ^ scope)), multiplier_(scramble(offset_ + kGolden) | 1) {}
+
+    u64 operator()(u64 fingerprint) const {
+        u64 x = fingerprint ^ offset_;
+        x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9;
+        x = (x ^ (x >> 27)) * multiplier_;
+        x ^= x >> 31;
+        return x + (x == 0);
+    }
+
+private:
+    u64 offset_;
+    u64 multiplier_;
+};
+
+// Packed fingerprints, `width` bytes each; the buffer belongs to the caller.
+struct Fingerprints {
+    const u8* data;
+    u64 count;
+    u32 width;  // 8, 16 or 32
+
+    const u8* at(u64 position) const { return data + position * width; }
+    u64 head(u64 position) const { return load_u64(at(position)); }
+};
+
+}  // namespace kvdir

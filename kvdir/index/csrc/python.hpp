@@ -1,0 +1,155 @@
+// What the two Python types share: argument checks, owned references, and running without the GIL.
+//
+// Rule: the core's lock is only ever taken without the GIL, and no Python call happens under it; so the two cannot wait for each
+// other. A buffer stays exported for as long as the core reads it, so its memory cannot move or go away; another thread that
+// writes into it meanwhile gets a nonsense batch, not an unsafe one.
+#pragma once
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <exception>
+#include <mutex>
+#include <new>
+
+#include "index.hpp"
+
+namespace kvdir::python {
+
+struct ModuleState {
+    PyObject* lookup_type;  // kvdir.index.answers.Lookup
+    PyObject* stats_type;   // kvdir.index.answers.IndexStats
+    PyObject* sketch_type;
+};
+
+template <class Core>
+struct Guarded {
+    template <class... Args>
+    explicit Guarded(Args&&... args) : core(static_cast<Args&&>(args)...) {}
+    Core core;
+    std::mutex mutex;
+};
+
+template <class Core>
+struct Object {
+    PyObject_HEAD
+    Guarded<Core>* guarded;
+};
+
+template <class Core>
+Guarded<Core>& guarded(PyObject* self) {
+    return *reinterpret_cast<Object<Core>*>(self)->guarded;
+}
+
+// An owned reference.
+class Ref {
+public:
+    explicit Ref(PyObject* object = nullptr) : object_(object) {}
+    ~Ref() { Py_XDECREF(object_); }
+    Ref(const Ref&) = delete;
+    Ref& operator=(const Ref&) = delete;
+    PyObject* get() const { return object_; }
+    PyObject* take() {
+        PyObject* object = object_;
+        object_ = nullptr;
+        return object;
+    }
+    explicit operator bool() const { return object_ != nullptr; }
+
+private:
+    PyObject* object_;
+};
+
+// A contiguous buffer, exported for as long as this lives.
+class Buffer {
+public:
+    Buffer() = default;
+    ~Buffer() {
+        if (held_) PyBuffer_Release(&view_);
+    }
+    Buffer(const Buffer&) = delete;
+    Buffer& operator=(const Buffer&) = delete;
+
+    bool open(PyObject* object, const char* name);  // false with a Python error set
+    const u8* data() const { return static_cast<const u8*>(view_.buf); }
+    u64 bytes() const { return static_cast<u64>(view_.len); }
+
+private:
+    Py_buffer view_{};
+    bool held_ = false;
+};
+
+// Packed fingerprints and their width, checked.
+class FingerprintsArgument {
+public:
+    bool open(PyObject* fingerprints, PyObject* width);  // false with a Python error set
+    const Fingerprints& operator*() const { return value_; }
+
+private:
+    Buffer buffer_;
+    Fingerprints value_{};
+};
+
+// An integer in [least, most]; otherwise ValueError (or TypeError when it is missing or no integer) that names the argument.
+bool to_u64(PyObject* object, const char* name, u64 least, u64 most, u64& out);
+
+PyObject* to_bytes(const void* data, u64 bytes);
+
+template <class T>
+PyObject* to_bytes(const std::vector<T>& values) {
+    return to_bytes(values.data(), values.size() * sizeof(T));
+}
+
+// Runs `work` without the GIL; false with a Python error set when it threw.
+template <class Work>
+bool without_gil(Work work) {
+    enum { done, no_memory, failed } outcome = done;
+    PyThreadState* thread = PyEval_SaveThread();
+    try {
+        work();
+    } catch (const std::bad_alloc&) {
+        outcome = no_memory;
+    } catch (...) {
+        outcome = failed;
+    }
+    PyEval_RestoreThread(thread);
+    if (outcome == no_memory) {
+        PyErr_SetString(PyExc_MemoryError, "out of memory or address space: raise the limit, or drop holders; what fitted was kept");
+    } else if (outcome == failed) {
+        PyErr_SetString(PyExc_SystemError, "unexpected failure in the native index; please report it");
+    }
+    return outcome == done;
+}
+
+template <class Core, class Work>
+bool locked(PyObject* self, Work work) {
+    Guarded<Core>& held = guarded<Core>(self);
+    return without_gil([&] {
+        std::lock_guard<std::mutex> lock(held.mutex);
+        work(held.core);
+    });
+}
+
+template <class Core, class... Args>
+PyObject* construct(PyTypeObject* type, Args... args) {
+    auto allocate = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc));
+    Ref self(allocate(type, 0));
+    if (!self) return nullptr;
+    auto*& place = reinterpret_cast<Object<Core>*>(self.get())->guarded;
+    if (!without_gil([&] { place = new Guarded<Core>(args...); })) return nullptr;
+    return self.take();
+}
+
+template <class Core>
+void dealloc(PyObject* self) {
+    PyTypeObject* type = Py_TYPE(self);
+    delete reinterpret_cast<Object<Core>*>(self)->guarded;
+    reinterpret_cast<freefunc>(PyType_GetSlot(type, Py_tp_free))(self);
+    Py_DECREF(type);
+}
+
+extern PyType_Spec index_spec;
+extern PyType_Spec sketch_spec;
+extern PyType_Spec gather_floor_spec;
+
+}  // namespace kvdir::python

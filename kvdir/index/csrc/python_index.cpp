@@ -1,0 +1,245 @@
+// kvdir.index._native.Index.
+#include "python.hpp"
+
+namespace kvdir::python {
+
+namespace {
+
+constexpr u64 kAny = ~u64{0};
+constexpr u64 kHolders = kHolderLimit - 1;
+constexpr u64 kSeconds = ~u32{0};
+constexpr u64 kExpected = u64{1} << 31;
+
+char** keywords(const char* const* names) { return const_cast<char**>(names); }
+
+ModuleState& state_of(PyObject* self) { return *static_cast<ModuleState*>(PyType_GetModuleState(Py_TYPE(self))); }
+
+PyObject* index_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+    static const char* names[] = {"expected_blocks", "seed", nullptr};
+    PyObject *expected_object = nullptr, *seed_object = nullptr;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OO:Index", keywords(names), &expected_object, &seed_object)) return nullptr;
+    u64 expected = 0, seed = 0;
+    if (expected_object && !to_u64(expected_object, "expected_blocks", 0, kExpected, expected)) return nullptr;
+    if (seed_object && !to_u64(seed_object, "seed", 0, kAny, seed)) return nullptr;
+    return construct<Index>(type, expected, seed);
+}
+
+// The native sketch in `object`; null for None. False with TypeError set for anything else.
+bool to_sketch(PyObject* self, PyObject* object, Guarded<Sketch>*& out) {
+    out = nullptr;
+    if (object == nullptr || object == Py_None) return true;
+    if (reinterpret_cast<PyObject*>(Py_TYPE(object)) == state_of(self).sketch_type) {
+        out = &guarded<Sketch>(object);
+        return true;
+    }
+    PyErr_Format(PyExc_TypeError, "sketch must be a kvdir.index.Sketch or None, not %R",
+                 reinterpret_cast<PyObject*>(Py_TYPE(object)));
+    return false;
+}
+
+// Work on index and sketch under both locks.
+template <class Work>
+PyObject* change(PyObject* self, Guarded<Sketch>* sketch, Work work) {
+    Guarded<Index>& index = guarded<Index>(self);
+    u64 changed = 0;
+    bool done = without_gil([&] {
+        if (sketch) {
+            std::scoped_lock lock(index.mutex, sketch->mutex);
+            changed = work(index.core, &sketch->core);
+        } else {
+            std::lock_guard<std::mutex> lock(index.mutex);
+            changed = work(index.core, nullptr);
+        }
+    });
+    return done ? PyLong_FromUnsignedLongLong(changed) : nullptr;
+}
+
+PyObject* index_store(PyObject* self, PyObject* args, PyObject* kwargs) {
+    static const char* names[] = {"fingerprints", "width", "scope", "holder", "now_s", "sketch", nullptr};
+    PyObject *data, *width, *scope_object = nullptr, *holder_object = nullptr, *now_object = nullptr, *sketch_object = nullptr;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$OOOO:store", keywords(names), &data, &width, &scope_object,
+                                     &holder_object, &now_object, &sketch_object))
+        return nullptr;
+    FingerprintsArgument blocks;
+    u64 scope, holder, now_s;
+    Guarded<Sketch>* sketch;
+    if (!blocks.open(data, width) || !to_u64(scope_object, "scope", 0, kAny, scope) ||
+        !to_u64(holder_object, "holder", 0, kHolders, holder) || !to_u64(now_object, "now_s", 0, kSeconds, now_s) ||
+        !to_sketch(self, sketch_object, sketch))
+        return nullptr;
+    return change(self, sketch, [&](Index& index, Sketch* with) {
+        return index.store(*blocks, scope, static_cast<u32>(holder), static_cast<u32>(now_s), with);
+    });
+}
+
+PyObject* index_remove(PyObject* self, PyObject* args, PyObject* kwargs) {
+    static const char* names[] = {"fingerprints", "width", "scope", "holder", "sketch", nullptr};
+    PyObject *data, *width, *scope_object = nullptr, *holder_object = nullptr, *sketch_object = nullptr;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$OOO:remove", keywords(names), &data, &width, &scope_object,
+                                     &holder_object, &sketch_object))
+        return nullptr;
+    FingerprintsArgument blocks;
+    u64 scope, holder;
+    Guarded<Sketch>* sketch;
+    if (!blocks.open(data, width) || !to_u64(scope_object, "scope", 0, kAny, scope) ||
+        !to_u64(holder_object, "holder", 0, kHolders, holder) || !to_sketch(self, sketch_object, sketch))
+        return nullptr;
+    return change(self, sketch, [&](Index& index, Sketch* with) {
+        return index.remove(*blocks, scope, static_cast<u32>(holder), with);
+    });
+}
+
+PyObject* to_list(const SetList& sets) {
+    Ref list(PyList_New(static_cast<Py_ssize_t>(sets.ends.size())));
+    if (!list) return nullptr;
+    u64 start = 0;
+    for (std::size_t i = 0; i < sets.ends.size(); ++i) {
+        PyObject* holders = to_bytes(sets.holders.data() + start, (sets.ends[i] - start) * sizeof(u32));
+        if (!holders) return nullptr;
+        PyList_SetItem(list.get(), static_cast<Py_ssize_t>(i), holders);
+        start = sets.ends[i];
+    }
+    return list.take();
+}
+
+PyObject* index_lookup(PyObject* self, PyObject* args, PyObject* kwargs) {
+    static const char* names[] = {"fingerprints", "width", "scope", "prefix", "touch_s", nullptr};
+    PyObject *data, *width, *scope_object = nullptr, *touch_object = nullptr;
+    int prefix = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$OpO:lookup", keywords(names), &data, &width, &scope_object, &prefix,
+                                     &touch_object))
+        return nullptr;
+    FingerprintsArgument blocks;
+    u64 scope, touch_s = 0;
+    bool touch = touch_object && touch_object != Py_None;
+    if (!blocks.open(data, width) || !to_u64(scope_object, "scope", 0, kAny, scope)) return nullptr;
+    if (touch && !to_u64(touch_object, "touch_s", 0, kSeconds, touch_s)) return nullptr;
+    Answer answer;
+    bool done = locked<Index>(self, [&](Index& index) {
+        answer = prefix ? index.lookup_prefix(*blocks, scope) : index.lookup_sparse(*blocks, scope);
+        if (!touch) return;
+        u64 followed = prefix ? answer.hits : (*blocks).count;
+        index.touch({(*blocks).data, followed, (*blocks).width}, scope, static_cast<u32>(touch_s));
+    });
+    if (!done) return nullptr;
+    Ref runs(to_bytes(answer.runs));
+    Ref sets(to_list(answer.sets));
+    if (!runs || !sets) return nullptr;
+    return PyObject_CallFunction(state_of(self).lookup_type, "OOK", runs.get(), sets.get(),
+                                 static_cast<unsigned long long>(answer.hits));
+}
+
+bool to_holder(PyObject* object, u32& out) {
+    u64 holder;
+    if (!to_u64(object, "holder", 0, kHolders, holder)) return false;
+    out = static_cast<u32>(holder);
+    return true;
+}
+
+PyObject* index_drop(PyObject* self, PyObject* object) {
+    u32 holder;
+    u64 blocks = 0;
+    if (!to_holder(object, holder)) return nullptr;
+    if (!locked<Index>(self, [&](Index& index) { blocks = index.drop(holder); })) return nullptr;
+    return PyLong_FromUnsignedLongLong(blocks);
+}
+
+PyObject* index_holder_blocks(PyObject* self, PyObject* object) {
+    u32 holder;
+    u64 blocks = 0;
+    if (!to_holder(object, holder)) return nullptr;
+    if (!locked<Index>(self, [&](Index& index) { blocks = index.holder_blocks(holder); })) return nullptr;
+    return PyLong_FromUnsignedLongLong(blocks);
+}
+
+// Calls read(index, blocks, scope, out) with one T per block, and gives the result as bytes.
+template <class T, class Read>
+PyObject* per_block(PyObject* self, PyObject* args, PyObject* kwargs, Read read) {
+    static const char* names[] = {"fingerprints", "width", "scope", nullptr};
+    PyObject *data, *width, *scope_object = nullptr;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$O", keywords(names), &data, &width, &scope_object)) return nullptr;
+    FingerprintsArgument blocks;
+    u64 scope;
+    if (!blocks.open(data, width) || !to_u64(scope_object, "scope", 0, kAny, scope)) return nullptr;
+    Ref out(to_bytes(nullptr, (*blocks).count * sizeof(T)));
+    if (!out) return nullptr;
+    T* values = reinterpret_cast<T*>(PyBytes_AsString(out.get()));  // nobody else has seen these bytes yet
+    if (!locked<Index>(self, [&](Index& index) { read(index, *blocks, scope, values); })) return nullptr;
+    return out.take();
+}
+
+PyObject* index_last_access(PyObject* self, PyObject* args, PyObject* kwargs) {
+    return per_block<u32>(self, args, kwargs, [](Index& index, const Fingerprints& blocks, u64 scope, u32* out) {
+        index.last_access(blocks, scope, out);
+    });
+}
+
+PyObject* index_keys(PyObject* self, PyObject* args, PyObject* kwargs) {
+    return per_block<u64>(self, args, kwargs, [](Index& index, const Fingerprints& blocks, u64 scope, u64* out) {
+        index.keys(blocks, scope, out);
+    });
+}
+
+PyObject* index_dump(PyObject* self, PyObject* args, PyObject* kwargs) {
+    static const char* names[] = {"cursor", "max_blocks", nullptr};
+    PyObject *cursor_object, *max_object;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO:dump", keywords(names), &cursor_object, &max_object)) return nullptr;
+    u64 cursor, max_blocks;
+    if (!to_u64(cursor_object, "cursor", 0, kAny, cursor) || !to_u64(max_object, "max_blocks", 1, kAny, max_blocks)) return nullptr;
+    DumpPage page;
+    if (!locked<Index>(self, [&](Index& index) { page = index.dump(cursor, max_blocks); })) return nullptr;
+    Ref keys(to_bytes(page.keys));
+    Ref numbers(to_bytes(page.numbers));
+    Ref sets(to_list(page.sets));
+    if (!keys || !numbers || !sets) return nullptr;
+    return Py_BuildValue("(KOOO)", static_cast<unsigned long long>(page.next), keys.get(), numbers.get(), sets.get());
+}
+
+PyObject* index_sweep(PyObject* self, PyObject* object) {
+    u64 max_blocks, freed = 0;
+    if (!to_u64(object, "max_blocks", 0, kAny, max_blocks)) return nullptr;
+    if (!locked<Index>(self, [&](Index& index) { freed = index.sweep(max_blocks); })) return nullptr;
+    return PyLong_FromUnsignedLongLong(freed);
+}
+
+PyObject* index_stats(PyObject* self, PyObject*) {
+    Stats stats{};
+    if (!locked<Index>(self, [&](Index& index) { stats = index.stats(); })) return nullptr;
+    using number = unsigned long long;
+    return PyObject_CallFunction(state_of(self).stats_type, "KKKKKO", static_cast<number>(stats.blocks),
+                                 static_cast<number>(stats.capacity), static_cast<number>(stats.bytes),
+                                 static_cast<number>(stats.sets), static_cast<number>(stats.holders),
+                                 stats.growing ? Py_True : Py_False);
+}
+
+PyCFunction with_keywords(PyObject* (*function)(PyObject*, PyObject*, PyObject*)) {
+    return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+}
+
+PyMethodDef index_methods[] = {
+    {"store", with_keywords(index_store), METH_VARARGS | METH_KEYWORDS, nullptr},
+    {"remove", with_keywords(index_remove), METH_VARARGS | METH_KEYWORDS, nullptr},
+    {"lookup", with_keywords(index_lookup), METH_VARARGS | METH_KEYWORDS, nullptr},
+    {"drop", index_drop, METH_O, nullptr},
+    {"holder_blocks", index_holder_blocks, METH_O, nullptr},
+    {"last_access", with_keywords(index_last_access), METH_VARARGS | METH_KEYWORDS, nullptr},
+    {"keys", with_keywords(index_keys), METH_VARARGS | METH_KEYWORDS, nullptr},
+    {"dump", with_keywords(index_dump), METH_VARARGS | METH_KEYWORDS, nullptr},
+    {"sweep", index_sweep, METH_O, nullptr},
+    {"stats", index_stats, METH_NOARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyType_Slot index_slots[] = {
+    {Py_tp_doc, const_cast<char*>("Native block index; the contract is kvdir.index.BlockIndex.")},
+    {Py_tp_new, reinterpret_cast<void*>(index_new)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(dealloc<Index>)},
+    {Py_tp_methods, index_methods},
+    {0, nullptr},
+};
+
+}  // namespace
+
+PyType_Spec index_spec = {"kvdir.index._native.Index", sizeof(Object<Index>), 0, Py_TPFLAGS_DEFAULT, index_slots};
+
+}  // namespace kvdir::python

@@ -1,0 +1,124 @@
+// Hash table from 64-bit key to (set, last access), kept in the order of its keys.
+//
+//   slot, 16 bytes:  | key 8 | set 4 | access 4 |      key 0 = empty
+//
+// The home of a key is key * capacity / 2^64, which rises with the key. Collisions go to the next free slot, in key order, so
+// the array is one sorted sequence with gaps:
+//
+//   capacity 8:   home     0     0     2           5     5     5
+//                 slot  [ 03 ][ 1c ][ 41 ][    ][    ][ a0 ][ ab ][ b1 ] ...   (first byte of the key)
+//
+// What the order buys: a probe stops at the first larger key, so misses cost no more than hits; erasing shifts the rest of
+// the cluster back and leaves no tombstone; a walk in key order needs no bookkeeping (see Index::dump); and the table can
+// grow in place:
+//
+//   slot   0 ......... frontier ............. capacity of before ..... capacity of now
+//          [ old layout ][       vacated      |  new layout, filled from the top down ]
+//
+// The sweep takes whole clusters from the top of the old layout. A new home is never below the old one, so nothing that
+// has not been moved yet is overwritten. `old_last_key` says which layout a key uses. An insertion that would carry an
+// old cluster across the frontier moves that cluster first.
+//
+// Invariants:
+//   - occupied slots hold strictly ascending keys; a key is not below its home, and no slot between the two is empty;
+//   - while growing, the old layout ends before `frontier`, where a cluster never continues;
+//   - the last committed slot is empty, so every scan ends;
+//   - the load stays below kMaxLoad of the capacity, counting both layouts.
+// A reader without the writer's lock may see a torn state: it can miss a block or see a slot twice, but its scans end.
+#pragma once
+
+#include <vector>
+
+#include "region.hpp"
+
+namespace kvdir {
+
+struct Slot {
+    u64 key;
+    u32 set;
+    u32 access;  // seconds, coarse
+};
+static_assert(sizeof(Slot) == 16);
+
+struct TableState {
+    u64 capacity;      // range of homes in the new layout
+    u64 old_capacity;  // range of homes in the old layout; 0 when not growing
+    u64 old_last_key;  // keys up to this one still use the old layout; 0 = none (no key is 0)
+    u64 frontier;      // first slot behind the old layout; 0 when not growing
+    u64 total;         // committed slots: capacity, and room for the last cluster to run on
+    u64 used;          // occupied slots
+};
+
+class Table {
+public:
+    static constexpr u64 kMoveSlots = 512;  // the sweep moves about this many slots at a time: 8 KiB, fits in L1
+    static constexpr u64 kMovesPerInsert = 32;  // growth by >= 1/10 at load 0.8 needs 12.5 to end in time
+
+    Table(Region& region, TableState& state) : region_(region), state_(state), slots_(region.at<Slot>(Segment::slots)) {}
+    Table(const Table&) = delete;
+    Table& operator=(const Table&) = delete;
+
+    void create(u64 expected);  // once, before anything else
+
+    u64 home(u64 key) const {
+        u64 capacity = key <= state_.old_last_key ? state_.old_capacity : state_.capacity;
+        return static_cast<u64>((u128{key} * capacity) >> 64);
+    }
+
+    // The home line and the next: at load 0.8 a probe ends in one of them nearly always.
+    void prefetch(u64 key) const {
+        const Slot* slot = slots_ + home(key);
+        __builtin_prefetch(slot);
+        __builtin_prefetch(slot + 4);
+    }
+
+    // First slot at or behind the key's home that is empty or holds a key not smaller.
+    u64 seek(u64 key) const {
+        u64 at = home(key);
+        while (slots_[at].key - 1 < key - 1) ++at;  // an empty slot wraps to the largest number
+        return at;
+    }
+
+    Slot* find(u64 key) const {
+        Slot* slot = slots_ + seek(key);
+        return slot->key == key ? slot : nullptr;
+    }
+
+    // Makes sure that `count` insertions fit, and pays for growth in proportion: never more than a fixed number of moves per
+    // insertion. Call before `put`. Throws std::bad_alloc when memory is exhausted; nothing is lost then.
+    void reserve(u64 count);
+
+    // The slot of the key; when it is new, its `set` is 0 and `used` has risen.
+    Slot* put(u64 key);
+
+    // Empties a slot; the rest of its cluster moves back. Another block may stand at `at` afterwards.
+    void erase(u64 at);
+
+    // Slot index of the first block whose key is not smaller, or `total()`. Walks past the vacated part.
+    u64 lower_bound(u64 key) const { return skip_empty(key ? seek(key) : 0); }
+    u64 skip_empty(u64 at) const;
+
+    Slot& operator[](u64 at) const { return slots_[at]; }
+    u64 index_of(const Slot* slot) const { return static_cast<u64>(slot - slots_); }
+    u64 total() const { return state_.total; }
+    u64 used() const { return state_.used; }
+    u64 capacity() const { return state_.capacity; }
+    bool growing() const { return state_.old_capacity != 0; }
+
+    // Checks every invariant above; for tests. Returns what is wrong, or nullptr.
+    const char* fault() const;
+
+private:
+    static u64 limit(u64 capacity) { return capacity - capacity / 5; }
+    void begin_growth(u64 count);
+    u64 move_chunk();
+    void place(const std::vector<Slot>& run) noexcept;
+    void open_gap(u64 at);
+
+    Region& region_;
+    TableState& state_;
+    Slot* slots_;
+    std::vector<Slot> moving_;  // scratch of move_chunk
+};
+
+}  // namespace kvdir
