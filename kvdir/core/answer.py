@@ -1,0 +1,64 @@
+"""The answer to a lookup: packed runs, the holder sets they name, and how far each node can be trusted.
+
+Rules: nothing per block but packed integers; positions in no run are misses; a hit is a hint, the owner decides.
+Layouts are those of kvdir.v1.LookupResponse (little-endian). Standard library only.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kvdir.location import NodeTrust, Tier
+
+_RUN = struct.Struct("<III")
+_HOLDER = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Neighbouring positions [start, start + count) with the same holders, best tier first as the coordinator gave them."""
+
+    start: int
+    count: int
+    holders: tuple[tuple[int, Tier], ...]
+    """(index into Lookup.nodes, tier)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """runs: u32 triples (start, count, set). sets: packed u32, node_index << 8 | tier. hits, asked: positions.
+
+    warming: the coordinator has not heard an absolute statement of every known stream since it started.
+    """
+
+    runs: bytes
+    sets: tuple[bytes, ...]
+    nodes: tuple[NodeTrust, ...]
+    hits: int
+    asked: int
+    warming: bool = False
+
+    def __iter__(self) -> Iterator[Run]:
+        """The runs, unpacked."""
+        unpacked = [self.holders(number) for number in range(len(self.sets))]
+        for start, count, number in _RUN.iter_unpack(self.runs):
+            yield Run(start, count, unpacked[number])
+
+    def holders(self, number: int) -> tuple[tuple[int, Tier], ...]:
+        """Set `number` as (index into nodes, tier); tiers unknown to this release are left out."""
+        values = (value for (value,) in _HOLDER.iter_unpack(self.sets[number]))
+        return tuple((value >> 8, Tier(value & 0xFF)) for value in values if value & 0xFF in _TIERS)
+
+    def coverage(self) -> dict[int, int]:
+        """How many of the positions asked for each node is said to hold, in whatever tier; by index into nodes."""
+        members = [{node for node, _ in self.holders(number)} for number in range(len(self.sets))]
+        out: dict[int, int] = {}
+        for _, count, number in _RUN.iter_unpack(self.runs):
+            for node in members[number]:
+                out[node] = out.get(node, 0) + count
+        return out
+
+
+_TIERS = frozenset(Tier)

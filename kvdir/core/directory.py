@@ -1,0 +1,371 @@
+"""The directory: who (probably) holds which block, and how far each node's part can be trusted. The one mutator.
+
+Owns nodes, streams, namespaces, holders and the block index. Inputs are method calls with `now_s`; what the outside must
+do comes out of `tick` and `take_effects` as values. Soft state throughout: owners can always restate it.
+
+Rules:
+- a node has one live epoch; a newer one, by registration and never by clock, fences the older at once and drops its blocks;
+- fenced streams are never returned, streams silent for `stale_after_s` are flagged, and after `expire_after_s` left out;
+- a snapshot fills fresh holders beside the old ones and takes their place in one step, so a broken one changes nothing;
+- nothing a stream sends can change what another stream said.
+Does not: read a clock, talk to anybody, decide who may ask. Events are applied in ingest.py, answers built in lookup.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kvdir.core.answer import Lookup
+from kvdir.core.effects import Effect, Fence, RequestReplay, RequestSnapshot, SnapshotApplied, StateChanged
+from kvdir.core.event import Event, Heartbeat, SnapshotChunk
+from kvdir.core.feedback import Feedback, StaleReport, compare_counts, take_feedback
+from kvdir.core.holders import HolderTable
+from kvdir.core.ingest import Ingest
+from kvdir.core.lookup import Answers
+from kvdir.core.namespaces import Announced, NamespaceTable
+from kvdir.core.node import Node, Stream
+from kvdir.core.repair import Ask, RepairPolicy
+from kvdir.core.snapshot import Intake, SnapshotIntake
+from kvdir.core.stream import StreamCursor
+from kvdir.errors import InvalidInput, Overloaded, TooLarge
+from kvdir.fingerprint import Fingerprints
+from kvdir.location import StreamState
+
+if TYPE_CHECKING:
+    from kvdir.index import BlockIndex, BlockSketch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bounds of one directory. Times are in seconds since a node was last heard."""
+
+    stale_after_s: float = 5.0
+    expire_after_s: float = 60.0
+    forget_after_s: float = 600.0
+    warm_up_s: float = 1.0
+    warm_limit_s: float = 30.0
+    max_fingerprints: int = 65_536
+    max_streams: int = 4_096
+    max_namespaces: int = 1_024
+    max_snapshots: int = 4
+    sweep_blocks: int = 65_536
+    repair: RepairPolicy = field(default_factory=RepairPolicy)
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """An owner introduces one epoch of its stream. last_seq: highest number it has used."""
+
+    node: str
+    epoch: int
+    last_seq: int
+    peer_address: str = ""
+    started_unix_ms: int = 0
+    namespaces: tuple[Announced, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Welcomed:
+    """The owner goes on after resume_seq, or after its last_seq when that is 0. connection: for `disconnected`."""
+
+    stream: Stream
+    connection: int
+    resume_seq: int
+    refused_namespaces: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """This epoch may not publish."""
+
+    newer_epoch: int
+    reason: str
+
+
+@dataclass(slots=True)
+class Counters:
+    """Since the start. lookup_*: blocks asked for and found."""
+
+    lookups: int = 0
+    lookup_blocks: int = 0
+    lookup_hits: int = 0
+    batches: int = 0
+    stale_reports: int = 0
+    stale_reports_ignored: int = 0
+    snapshots_applied: int = 0
+    snapshots_refused: int = 0
+    fenced: int = 0
+    namespaces_refused: int = 0
+
+
+class Directory:
+    """See the module docstring."""
+
+    def __init__(
+        self, index: BlockIndex, new_sketch: Callable[[], BlockSketch], limits: Limits | None = None, *, now_s: float
+    ) -> None:
+        self.limits = limits or Limits()
+        self.index = index
+        self.nodes: dict[str, Node] = {}
+        self.namespaces = NamespaceTable(limit=self.limits.max_namespaces)
+        self.holders: HolderTable[Stream] = HolderTable(index, new_sketch)
+        self.ingest = Ingest(index, self.holders, self.namespaces)
+        self.counters = Counters()
+        self.warming = True
+        self.started_s = now_s
+        self._answers = Answers(self.holders)
+        self._effects: list[Effect] = []
+        self._connections = 0
+        self._snapshots = 0
+
+    # -- streams ---------------------------------------------------------------------------------------------------------
+
+    def hello(self, hello: Hello, *, now_s: float) -> Welcomed | Refused:
+        """Registers an epoch or resumes it. Raises InvalidInput without name or epoch, Overloaded beyond max_streams."""
+        if not hello.node or not hello.epoch:
+            raise InvalidInput("hello needs a node name and an epoch other than 0")
+        node = self.nodes.get(hello.node)
+        if node is None:
+            if len(self.nodes) >= self.limits.max_streams:
+                raise Overloaded(f"more than {self.limits.max_streams} nodes: raise max_streams or use other coordinators")
+            node = self.nodes[hello.node] = Node(hello.node)
+        if hello.epoch in node.fenced:
+            newer = node.fenced[hello.epoch]
+            return Refused(newer, _fence_words(hello.node, newer))
+        stream = node.stream
+        if stream is None or stream.epoch != hello.epoch:
+            if stream is not None:
+                self._fence(node, stream, hello.epoch, _fence_words(hello.node, hello.epoch), now_s)
+            cursor = StreamCursor(self.limits.repair, now_s=now_s)
+            stream = node.stream = Stream(hello.node, hello.epoch, cursor)
+        self._discard_fresh(stream)
+        refused = self.announce(stream, hello)
+        self._connections += 1
+        stream.connection = self._connections
+        return Welcomed(stream, stream.connection, stream.cursor.open(hello.last_seq, now_s=now_s), refused)
+
+    def announce(self, stream: Stream, hello: Hello) -> tuple[str, ...]:
+        """Namespaces and address of a stream, also in the middle of a call. Returns what was refused, in words."""
+        stream.peer_address, stream.started_unix_ms = hello.peer_address, hello.started_unix_ms
+        refused = []
+        for announced in hello.namespaces:
+            fault = self.namespaces.announce(announced)
+            if fault:
+                refused.append(f"namespace {announced.digest.hex()[:16]}: {fault}")
+            else:
+                stream.namespaces |= {announced.digest}
+        self.counters.namespaces_refused += len(refused)
+        return tuple(refused)
+
+    def batch(self, stream: Stream, first_seq: int, events: Sequence[Event], *, now_s: float) -> None:
+        """Applies a batch: its turn, a hint, or a duplicate; the cursor knows."""
+        self.counters.batches += 1
+        if stream.fenced or first_seq < 1:
+            self.ingest.rejected["fenced" if stream.fenced else "bad-sequence"] += len(events)
+            return
+        skip = stream.cursor.batch(first_seq, len(events), now_s=now_s)
+        apply = self.ingest.apply
+        for offset in range(skip, len(events)):
+            apply(stream, first_seq + offset, events[offset], now_s)
+
+    def heartbeat(self, stream: Stream, heartbeat: Heartbeat, *, now_s: float) -> None:
+        """Liveness, convergent figures, tail loss, and the owner's own counts held against ours."""
+        if stream.fenced:
+            return
+        stream.cursor.heartbeat(heartbeat.last_seq, now_s=now_s)
+        stream.figures, stream.heartbeat_s = heartbeat.figures, now_s
+        stream.dropped_events = heartbeat.dropped_events
+        if heartbeat.counts_valid:
+            for count in heartbeat.figures.counts:
+                stream.owner_counts[count.namespace_digest, count.tier] = (count, heartbeat.last_seq)
+        compare_counts(stream, heartbeat, now_s=now_s)
+
+    def replay_unavailable(self, stream: Stream, *, now_s: float) -> None:
+        """The owner's ring begins after what we need: the next tick asks for a snapshot."""
+        if not stream.fenced:
+            stream.cursor.replay_unavailable(now_s=now_s)
+
+    def snapshot_chunk(self, stream: Stream, chunk: SnapshotChunk, *, now_s: float) -> None:
+        """One chunk of the snapshot under way; others are ignored. The last one swaps it in."""
+        intake = stream.intake
+        if stream.fenced or intake is None or not stream.cursor.repairing_snapshot:
+            return
+        match intake.take(chunk):
+            case Intake.IGNORE:
+                return
+            case Intake.REFUSE:
+                self._refuse_snapshot(stream, now_s)
+            case verdict:
+                stream.cursor.snapshot_progress(now_s=now_s)
+                if not all(self.ingest.fill(stream, entry, now_s) for entry in chunk.entries):
+                    self._refuse_snapshot(stream, now_s)
+                elif verdict is Intake.COMPLETE:
+                    self._swap(stream, intake, now_s)
+
+    def goodbye(self, stream: Stream, *, now_s: float) -> None:
+        """The owner leaves on purpose: its epoch ends, its blocks vanish."""
+        node = self.nodes[stream.node]
+        if not stream.fenced:
+            self._fence(node, stream, stream.epoch, f"node {stream.node} said goodbye", now_s)
+
+    def disconnected(self, stream: Stream, connection: int, *, now_s: float) -> None:
+        """A call ended. Only the newest call of a stream speaks for it."""
+        if stream.connection == connection and not stream.fenced:
+            stream.cursor.close(now_s=now_s)
+            self._discard_fresh(stream)
+
+    def want_snapshot(self, node: str) -> Stream:
+        """Asks for a snapshot of a node at the next tick. Raises InvalidInput for an unknown or fenced node."""
+        stream = self._current(node)
+        if stream is None or stream.fenced:
+            raise InvalidInput(f"no live node {node!r}; `kvdir nodes` lists them")
+        stream.cursor.want_snapshot()
+        return stream
+
+    # -- questions -------------------------------------------------------------------------------------------------------
+
+    def lookup(
+        self, namespace_digest: bytes, fingerprints: Fingerprints, *, prefix: bool = False, touch: bool = False, now_s: float
+    ) -> Lookup:
+        """Who is said to hold which of the blocks. Raises UnknownNamespace, TooLarge."""
+        namespace = self.namespaces.require(namespace_digest)
+        asked = len(fingerprints)
+        if asked > self.limits.max_fingerprints:
+            raise TooLarge(
+                f"{asked} fingerprints in one list, max_fingerprints is {self.limits.max_fingerprints}: split the list"
+            )
+        found = self.index.lookup(
+            fingerprints.packed,
+            fingerprints.width,
+            scope=namespace.scope,
+            prefix=prefix,
+            touch_s=int(now_s) if touch else None,
+        )
+        answer = self._answers.build(found, asked, prefix=prefix, warming=self.warming, now_s=now_s)
+        counters = self.counters
+        counters.lookups += 1
+        counters.lookup_blocks += asked
+        counters.lookup_hits += answer.hits
+        return answer
+
+    def report_stale(self, report: StaleReport, *, now_s: float) -> Feedback:
+        """Negative feedback of a reader; see feedback.py for when it counts."""
+        self.counters.stale_reports += 1
+        feedback = take_feedback(self.index, self._current(report.node), report, now_s=now_s)
+        if feedback.ignored_reason:
+            self.counters.stale_reports_ignored += 1
+        return feedback
+
+    # -- time ------------------------------------------------------------------------------------------------------------
+
+    def tick(self, *, now_s: float) -> list[Effect]:
+        """Deadlines, staleness, repair, clean-up. Call it every 20 to 100 ms; returns everything to do since the last call."""
+        snapshots = sum(node.stream.cursor.repairing_snapshot for node in self.nodes.values() if node.stream is not None)
+        for node in tuple(self.nodes.values()):
+            stream = node.stream
+            if stream is None:
+                continue
+            may_snapshot = snapshots < self.limits.max_snapshots
+            ask = stream.cursor.tick(now_s=now_s, stale_after_s=self.limits.stale_after_s, may_snapshot=may_snapshot)
+            if stream.intake is not None and (ask is not None or not stream.cursor.repairing_snapshot):
+                self._discard_fresh(stream)
+            if ask is not None:
+                snapshots += ask is Ask.SNAPSHOT
+                self._ask(stream, ask)
+            self._age(node, stream, now_s)
+            if stream.reported is not stream.cursor.state:
+                state = stream.cursor.state
+                self._effects.append(StateChanged(node.name, stream.epoch, stream.reported, state, stream.cursor.reason))
+                stream.reported = state
+        if self.warming:
+            self._warm(now_s)
+        if self.ingest.sweep_due:
+            self.ingest.sweep_due = self.index.sweep(self.limits.sweep_blocks) > 0
+        return self.take_effects()
+
+    def take_effects(self) -> list[Effect]:
+        """What is to be done now, each once. After `hello` and `goodbye` do not wait for the tick: somebody was fenced."""
+        effects, self._effects = self._effects, []
+        return effects
+
+    # -- inside ----------------------------------------------------------------------------------------------------------
+
+    def _current(self, node: str) -> Stream | None:
+        known = self.nodes.get(node)
+        return known.stream if known else None
+
+    def _fence(self, node: Node, stream: Stream, newer_epoch: int, reason: str, now_s: float) -> None:
+        if stream.fenced:
+            return
+        stream.cursor.fence(reason, now_s=now_s)
+        self._drop_blocks(stream)
+        node.remember_fence(stream.epoch, newer_epoch)
+        self.counters.fenced += 1
+        self._effects.append(Fence(node.name, stream.epoch, newer_epoch, reason))
+
+    def _drop_blocks(self, stream: Stream) -> None:
+        for holder in stream.holders.values():
+            self.ingest.drop(holder)
+        stream.holders = {}
+        self._discard_fresh(stream)
+
+    def _discard_fresh(self, stream: Stream) -> None:
+        for holder in stream.fresh.values():
+            self.ingest.drop(holder)
+        stream.fresh, stream.intake = {}, None
+
+    def _refuse_snapshot(self, stream: Stream, now_s: float) -> None:
+        self.counters.snapshots_refused += 1
+        self._discard_fresh(stream)
+        stream.cursor.snapshot_refused(now_s=now_s)
+
+    def _swap(self, stream: Stream, intake: SnapshotIntake, now_s: float) -> None:
+        old, stream.holders, stream.fresh = stream.holders, stream.fresh, {}
+        for holder in stream.holders.values():
+            holder.visible = True
+        for holder in old.values():
+            self.ingest.drop(holder)
+        self.holders.touch()
+        stream.intake = None
+        stream.recent.forget(intake.at_seq)
+        stream.cursor.snapshot_done(intake.at_seq, now_s=now_s)
+        self.counters.snapshots_applied += 1
+        self._effects.append(SnapshotApplied(stream.node, stream.epoch, intake.snapshot_id, intake.blocks))
+
+    def _ask(self, stream: Stream, ask: Ask) -> None:
+        if ask is Ask.REPLAY:
+            cursor = stream.cursor
+            self._effects.append(RequestReplay(stream.node, stream.epoch, cursor.next_seq, cursor.top_seq))
+            return
+        self._snapshots += 1
+        stream.intake = SnapshotIntake(self._snapshots)
+        self._effects.append(RequestSnapshot(stream.node, stream.epoch, self._snapshots, stream.cursor.reason))
+
+    def _age(self, node: Node, stream: Stream, now_s: float) -> None:
+        silent_s = now_s - stream.cursor.last_heard_s
+        hidden = silent_s > self.limits.expire_after_s
+        if hidden != stream.hidden:
+            stream.hidden = hidden
+            self.holders.touch()
+        if silent_s > self.limits.forget_after_s and not stream.cursor.connected:
+            self._drop_blocks(stream)
+            del self.nodes[node.name]
+            self.namespaces.keep(
+                digest for other in self.nodes.values() if other.stream for digest in other.stream.namespaces
+            )
+
+    def _warm(self, now_s: float) -> None:
+        """Warming ends once, when every known stream was restated, or at its limit: a lost node must not hold all others."""
+        age_s = now_s - self.started_s
+        live = [node.stream for node in self.nodes.values() if node.stream is not None]
+        restated = all(s.cursor.restated or s.cursor.state in (StreamState.STALE, StreamState.FENCED) for s in live)
+        self.warming = age_s < self.limits.warm_limit_s and (age_s < self.limits.warm_up_s or not restated)
+
+
+def _fence_words(node: str, newer_epoch: int) -> str:
+    return (
+        f"epoch {newer_epoch:016x} of node {node} registered later: two agents have this name, or this one was replaced. "
+        "Give each agent its own node name"
+    )

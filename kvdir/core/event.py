@@ -1,0 +1,110 @@
+"""Events and heartbeats as values: what an owner says about its blocks.
+
+Rules: an event is about many blocks of one namespace and tier; applying it twice changes nothing. Kind and tier are kept as
+plain ints, because an unknown number from a newer sender must reach the place that skips and counts it. Values only.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kvdir.fingerprint import Fingerprints
+from kvdir.location import Tier
+
+EVENT_OVERHEAD_BYTES = 64
+"""What one event costs on the wire and in the ring beside its fingerprints: digest, width, kind, tier, framing."""
+
+
+class EventKind(enum.IntEnum):
+    """What happened to the blocks; the numbers are those of kvdir.v1.EventKind."""
+
+    STORED = 1
+    REMOVED = 2
+    CLEARED = 3
+
+
+class Event(NamedTuple):
+    """One event. packed: n * width bytes, empty for CLEARED. An empty digest is allowed only there: every namespace."""
+
+    kind: int
+    tier: int
+    namespace_digest: bytes
+    packed: bytes = b""
+    width: int = 32
+
+    @classmethod
+    def stored(cls, tier: Tier, namespace_digest: bytes, fingerprints: Fingerprints) -> Event:
+        """The node holds these blocks from now on."""
+        return cls(EventKind.STORED, tier, namespace_digest, fingerprints.packed, fingerprints.width)
+
+    @classmethod
+    def removed(cls, tier: Tier, namespace_digest: bytes, fingerprints: Fingerprints) -> Event:
+        """The node holds these blocks no more."""
+        return cls(EventKind.REMOVED, tier, namespace_digest, fingerprints.packed, fingerprints.width)
+
+    @classmethod
+    def cleared(cls, tier: Tier, namespace_digest: bytes = b"") -> Event:
+        """The node holds nothing of the namespace (of any, if empty) in this tier any more."""
+        return cls(EventKind.CLEARED, tier, namespace_digest)
+
+    @property
+    def blocks(self) -> int:
+        return len(self.packed) // self.width
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.packed) + EVENT_OVERHEAD_BYTES
+
+
+class Batch(NamedTuple):
+    """Events with the numbers first_seq, first_seq + 1, ... replay: sent before, and asked for again."""
+
+    first_seq: int
+    events: tuple[Event, ...]
+    replay: bool = False
+
+    @property
+    def last_seq(self) -> int:
+        return self.first_seq + len(self.events) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerCount:
+    """The owner's own number of blocks of one namespace in one tier."""
+
+    namespace_digest: bytes
+    tier: int
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatFigures:
+    """What the agent adds to a heartbeat. The counts must be as of the outbox's `last_seq` at the moment of the call."""
+
+    used_bytes: int = 0
+    capacity_bytes: int = 0
+    counts: tuple[OwnerCount, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """last_seq: everything up to it was sent before this heartbeat, or is lost. counts_valid: the counts are as of last_seq."""
+
+    last_seq: int
+    figures: HeartbeatFigures
+    dropped_events: int = 0
+    counts_valid: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotChunk:
+    """Part `index` of the absolute statement `snapshot_id`, true as of at_seq. total_blocks counts with `last`."""
+
+    snapshot_id: int
+    at_seq: int
+    index: int
+    entries: tuple[Event, ...]
+    last: bool = False
+    total_blocks: int = 0

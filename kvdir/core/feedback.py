@@ -1,0 +1,90 @@
+"""Negative feedback: a reader was sent to a node, and its owner said "absent".
+
+Rules: feedback of another epoch than the current one, or older than a store that was heard since, changes nothing. What is
+accepted removes the hint at once, and puts the figure in doubt: the reader is not the owner. The doubt ends when the
+owner's own count, at or after the sequence at which it said "absent", agrees; if it disagrees, a snapshot is asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvdir.core.event import Heartbeat
+from kvdir.core.node import Stream
+from kvdir.fingerprint import Fingerprints
+from kvdir.location import StreamState
+
+if TYPE_CHECKING:
+    from kvdir.index import BlockIndex
+
+
+@dataclass(frozen=True, slots=True)
+class StaleReport:
+    """owner_seq: the owner's last sequence number when it answered. fingerprints: what it did not hold."""
+
+    node: str
+    epoch: int
+    owner_seq: int
+    namespace_digest: bytes
+    tier: int
+    fingerprints: Fingerprints
+    reporter: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Feedback:
+    """removed: blocks that the directory no longer names. ignored_reason: empty when accepted."""
+
+    removed: int
+    ignored_reason: str = ""
+
+
+def take_feedback(index: BlockIndex, stream: Stream | None, report: StaleReport, *, now_s: float) -> Feedback:
+    """Applies one report to the current stream of its node."""
+    if stream is None or stream.fenced:
+        return Feedback(0, "unknown node")
+    if stream.epoch != report.epoch:
+        return Feedback(0, "old epoch")
+    key = (report.namespace_digest, report.tier)
+    holder = stream.holders.get(key)
+    if holder is None:
+        return Feedback(0, "")
+    fingerprints = report.fingerprints
+    if stream.cursor.top_seq > report.owner_seq:
+        newer = stream.recent.newer_than(report.owner_seq, key)
+        if newer is None:
+            return Feedback(0, "too old to tell from newer stores")
+        fingerprints = fingerprints.select(at for at, item in enumerate(fingerprints) if item[:8] not in newer)
+        if not fingerprints.packed:
+            return Feedback(0, "a newer store was heard")
+    removed = index.remove(
+        fingerprints.packed, fingerprints.width, scope=holder.namespace.scope, holder=holder.number, sketch=holder.sketch
+    )
+    if removed:
+        holder.blocks -= removed
+        holder.doubt_since_s = holder.doubt_since_s if holder.doubt else now_s
+        holder.doubt = "blocks were removed on a reader's word, the owner's count is due"
+        holder.doubt_seq = max(holder.doubt_seq, report.owner_seq)
+    return Feedback(removed)
+
+
+def compare_counts(stream: Stream, heartbeat: Heartbeat, *, now_s: float) -> None:
+    """Holds the owner's absolute counts against ours, if both stand at the same sequence number."""
+    cursor = stream.cursor
+    if not heartbeat.counts_valid or cursor.state is not StreamState.SYNCED or cursor.applied_seq != heartbeat.last_seq:
+        return
+    stated = {(count.namespace_digest, count.tier): count.blocks for count in heartbeat.figures.counts}
+    for key, blocks in stated.items():
+        holder = stream.holders.get(key)
+        held = holder.blocks if holder else 0
+        if held != blocks and key[0] in stream.namespaces:
+            cursor.damage(f"the owner counts {blocks} blocks where the directory has {held}", now_s=now_s)
+            return
+    for key, holder in stream.holders.items():
+        if not holder.doubt or holder.doubt_seq > heartbeat.last_seq:
+            continue
+        if key not in stated:
+            cursor.damage(f"{holder.doubt}, and did not come", now_s=now_s)
+            return
+        holder.doubt = ""

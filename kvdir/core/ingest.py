@@ -1,0 +1,144 @@
+"""Applies single events to the holders of a stream, and counts what cannot be applied.
+
+Rules: one bad event never costs the batch: it is skipped and counted by reason. An event whose meaning for figures we
+hold is unknown (unknown kind, broken fingerprints) is *damage*: the stream's figures stay untrusted until a snapshot. An
+unknown tier or namespace is no damage, because no figure of ours is about it. Idempotent: the index says what changed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from kvdir.core.event import Event, EventKind
+from kvdir.core.holders import Holder, HolderTable
+from kvdir.core.namespaces import NamespaceTable
+from kvdir.core.node import HolderKey, Stream
+from kvdir.location import Tier
+
+if TYPE_CHECKING:
+    from kvdir.index import BlockIndex
+
+_STORED, _REMOVED, _CLEARED = int(EventKind.STORED), int(EventKind.REMOVED), int(EventKind.CLEARED)
+_TIERS = frozenset(int(tier) for tier in Tier)
+
+
+class Ingest:
+    """applied: events. stored_blocks, removed_blocks: as the index saw them change. rejected: events, by reason.
+
+    sweep_due: a holder was dropped, so the index may have slots to free.
+    """
+
+    def __init__(self, index: BlockIndex, holders: HolderTable[Stream], namespaces: NamespaceTable) -> None:
+        self._index = index
+        self._holders = holders
+        self._namespaces = namespaces
+        self.applied = 0
+        self.stored_blocks = 0
+        self.removed_blocks = 0
+        self.sweep_due = False
+        self.rejected: Counter[str] = Counter()
+
+    def apply(self, stream: Stream, seq: int, event: Event, now_s: float) -> None:
+        """One event of a stream, in order or as a hint."""
+        kind, tier, digest, packed, width = event
+        key = (digest, tier)
+        if kind == _STORED:
+            holder = stream.holders.get(key)
+            if holder is None:
+                if not self._known(stream, key):
+                    return
+                holder = self._new_holder(stream, key, now_s, visible=True)
+                if holder is None:
+                    return
+                stream.holders[key] = holder
+            if self._store(stream, holder, packed, width, now_s):
+                stream.recent.add(seq, key, packed, width)
+                self.applied += 1
+        elif kind == _REMOVED:
+            self._remove(stream, key, packed, width, now_s)
+        elif kind == _CLEARED:
+            self._clear(stream, key)
+        else:
+            self._reject(stream, "unknown-kind", f"an event of unknown kind {kind} was skipped", now_s)
+
+    def fill(self, stream: Stream, entry: Event, now_s: float) -> bool:
+        """One entry of a snapshot, into the fresh holders that nobody sees yet. False: the snapshot cannot be kept.
+
+        An entry of an unknown tier or namespace is skipped and counted; no figure of ours is about it.
+        """
+        key = (entry.namespace_digest, entry.tier)
+        holder = stream.fresh.get(key)
+        if holder is None:
+            if not self._known(stream, key):
+                return True
+            holder = self._new_holder(stream, key, now_s, visible=False)
+            if holder is None:
+                return False
+            stream.fresh[key] = holder
+        return self._store(stream, holder, entry.packed, entry.width, now_s)
+
+    def drop(self, holder: Holder[Stream]) -> None:
+        """The holder and everything under it is gone."""
+        self.removed_blocks += holder.blocks
+        self._holders.drop(holder)
+        self.sweep_due = True
+
+    def _store(self, stream: Stream, holder: Holder[Stream], packed: bytes, width: int, now_s: float) -> bool:
+        try:
+            added = self._index.store(
+                packed, width, scope=holder.namespace.scope, holder=holder.number, now_s=int(now_s), sketch=holder.sketch
+            )
+        except ValueError as error:
+            self._reject(stream, "bad-fingerprints", f"an event was skipped: {error}", now_s)
+            return False
+        holder.blocks += added
+        self.stored_blocks += added
+        return True
+
+    def _remove(self, stream: Stream, key: HolderKey, packed: bytes, width: int, now_s: float) -> None:
+        holder = stream.holders.get(key)
+        if holder is None:
+            if self._known(stream, key):
+                self.applied += 1
+            return
+        try:
+            lost = self._index.remove(
+                packed, width, scope=holder.namespace.scope, holder=holder.number, sketch=holder.sketch
+            )
+        except ValueError as error:
+            self._reject(stream, "bad-fingerprints", f"an event was skipped: {error}", now_s)
+            return
+        holder.blocks -= lost
+        self.removed_blocks += lost
+        self.applied += 1
+
+    def _clear(self, stream: Stream, key: HolderKey) -> None:
+        digest, tier = key
+        if tier not in _TIERS:
+            self.rejected["unknown-tier"] += 1
+            return
+        gone = [held for held in stream.holders if held[1] == tier and (not digest or held[0] == digest)]
+        for held in gone:
+            self.drop(stream.holders.pop(held))
+        self.applied += 1
+
+    def _new_holder(self, stream: Stream, key: HolderKey, now_s: float, *, visible: bool) -> Holder[Stream] | None:
+        holder = self._holders.create(stream, self._namespaces.require(key[0]), key[1], visible=visible)
+        if holder is None:
+            self._reject(stream, "no-holder", "the coordinator has no holder number left", now_s)
+        return holder
+
+    def _known(self, stream: Stream, key: HolderKey) -> bool:
+        digest, tier = key
+        if tier not in _TIERS:
+            self.rejected["unknown-tier"] += 1
+            return False
+        if digest not in stream.namespaces:
+            self.rejected["unknown-namespace"] += 1
+            return False
+        return True
+
+    def _reject(self, stream: Stream, reason: str, words: str, now_s: float) -> None:
+        self.rejected[reason] += 1
+        stream.cursor.damage(words, now_s=now_s)

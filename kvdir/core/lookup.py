@@ -1,0 +1,93 @@
+"""Turns what the index found into an answer: holder sets become (node, tier) sets, fenced and silent nodes vanish.
+
+Cost: the translation of a list of holder sets is cached, keyed by the sets themselves, for as long as the visibility of holders
+does not change; a lookup that meets known sets pays one dictionary access, however many holders they have.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvdir.core.answer import Lookup
+from kvdir.core.holders import HolderTable
+from kvdir.core.node import Stream
+
+if TYPE_CHECKING:
+    from kvdir.index import Lookup as Found
+
+_RUN = struct.Struct("<III")
+_CACHED = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Translation:
+    """sets: packed (node index << 8 | tier), only those with a visible holder. renumber: old set -> new one or -1; None when
+    every set stayed.
+    """
+
+    sets: tuple[bytes, ...]
+    streams: tuple[Stream, ...]
+    renumber: tuple[int, ...] | None
+
+
+class Answers:
+    """Builds answers from what the index found."""
+
+    def __init__(self, holders: HolderTable[Stream]) -> None:
+        self._holders = holders
+        self._cache: dict[tuple[bytes, ...], Translation] = {}
+        self._generation = -1
+
+    def build(self, found: Found, asked: int, *, prefix: bool, warming: bool, now_s: float) -> Lookup:
+        """The answer as of now_s."""
+        if not found.hits:
+            return Lookup(b"", (), (), 0, asked, warming)
+        translation = self._translate(tuple(found.sets))
+        runs, hits = found.runs, found.hits
+        if translation.renumber is not None:
+            runs, hits = _renumber(runs, translation.renumber, prefix=prefix)
+        nodes = tuple([stream.trust(now_s) for stream in translation.streams])
+        return Lookup(runs, translation.sets, nodes, hits, asked, warming)
+
+    def _translate(self, sets: tuple[bytes, ...]) -> Translation:
+        if self._generation != self._holders.generation or len(self._cache) >= _CACHED:
+            self._cache.clear()
+            self._generation = self._holders.generation
+        cached = self._cache.get(sets)
+        if cached is None:
+            cached = self._cache[sets] = translate(self._holders, sets)
+        return cached
+
+
+def translate(holders: HolderTable[Stream], sets: tuple[bytes, ...]) -> Translation:
+    """Packed holder numbers -> packed (node index << 8 | tier) with the streams so numbered."""
+    numbers: dict[Stream, int] = {}
+    out: list[bytes] = []
+    renumber: list[int] = []
+    for packed in sets:
+        members: set[int] = set()
+        for number in memoryview(packed).cast("I"):
+            holder = holders.get(number)
+            if holder is None or not holder.visible or holder.owner.hidden:
+                continue
+            members.add(numbers.setdefault(holder.owner, len(numbers)) << 8 | holder.tier)
+        renumber.append(len(out) if members else -1)
+        if members:
+            out.append(array("I", sorted(members)).tobytes())
+    return Translation(tuple(out), tuple(numbers), None if -1 not in renumber else tuple(renumber))
+
+
+def _renumber(runs: bytes, renumber: tuple[int, ...], *, prefix: bool) -> tuple[bytes, int]:
+    """Leaves out runs that nobody visible holds; a prefix ends at the first of them."""
+    kept, hits = bytearray(), 0
+    for start, count, number in _RUN.iter_unpack(runs):
+        if renumber[number] < 0:
+            if prefix:
+                break
+            continue
+        kept += _RUN.pack(start, count, renumber[number])
+        hits += count
+    return bytes(kept), hits

@@ -1,0 +1,127 @@
+"""A node and its streams, as the directory remembers them.
+
+Rules: a node has at most one live stream; epochs that were fenced are remembered (a bounded number of them), so that a
+late hello of an old one is refused. Order between epochs is by registration here, never by anybody's clock.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+
+from kvdir.core.event import HeartbeatFigures, OwnerCount
+from kvdir.core.holders import Holder
+from kvdir.core.snapshot import SnapshotIntake
+from kvdir.core.stream import StreamCursor
+from kvdir.core.trust import Cumulative
+from kvdir.location import NodeTrust, StreamState
+
+HolderKey = tuple[bytes, int]
+"""(namespace digest, tier)"""
+
+REMEMBERED_FENCES = 64
+REMEMBERED_STORES = 64
+_TRUST_REUSE_S = 0.01
+
+
+class RecentStores:
+    """The last few `stored` events of a stream, so that feedback older than one of them does not undo it. Bounded."""
+
+    __slots__ = ("_items", "_reaches")
+
+    def __init__(self) -> None:
+        self._items: deque[tuple[int, HolderKey, bytes, int]] = deque()
+        self._reaches = 0
+
+    def add(self, seq: int, key: HolderKey, packed: bytes, width: int) -> None:
+        if len(self._items) >= REMEMBERED_STORES:
+            self._reaches = max(self._reaches, self._items.popleft()[0])
+        self._items.append((seq, key, packed, width))
+
+    def forget(self, seq: int) -> None:
+        """What came up to seq is no longer known one by one."""
+        self._items.clear()
+        self._reaches = max(self._reaches, seq)
+
+    def newer_than(self, seq: int, key: HolderKey) -> set[bytes] | None:
+        """First 8 bytes of every block stored under `key` after seq; None when the memory does not reach back so far."""
+        if seq < self._reaches:
+            return None
+        return {
+            packed[at : at + 8]
+            for stored_seq, stored_key, packed, width in self._items
+            if stored_seq > seq and stored_key == key
+            for at in range(0, len(packed), width)
+        }
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """One (node, epoch). fresh, intake: a snapshot being filled beside `holders`. hidden: silent for so long that lookups
+    leave it out. reported: the state that was last said in an effect. connection: which call speaks for it now.
+    """
+
+    node: str
+    epoch: int
+    cursor: StreamCursor
+    peer_address: str = ""
+    started_unix_ms: int = 0
+    connection: int = 0
+    holders: dict[HolderKey, Holder[Stream]] = field(default_factory=dict)
+    fresh: dict[HolderKey, Holder[Stream]] = field(default_factory=dict)
+    intake: SnapshotIntake | None = None
+    namespaces: frozenset[bytes] = frozenset()
+    figures: HeartbeatFigures = field(default_factory=HeartbeatFigures)
+    owner_counts: dict[HolderKey, tuple[OwnerCount, int]] = field(default_factory=dict)
+    heartbeat_s: float = 0.0
+    dropped_events: int = 0
+    hidden: bool = False
+    reported: StreamState | None = None
+    recent: RecentStores = field(default_factory=RecentStores)
+    _trust: NodeTrust | None = None
+    _trust_at_s: float = 0.0
+
+    @property
+    def fenced(self) -> bool:
+        return self.cursor.state is StreamState.FENCED
+
+    def trust(self, now_s: float) -> NodeTrust:
+        """For an answer. Reused for 10 ms while the state stays: an age needs no more, and a busy lookup builds none."""
+        trust, cursor = self._trust, self.cursor
+        if trust is not None and trust.state is cursor.state and 0 <= now_s - self._trust_at_s < _TRUST_REUSE_S:
+            return trust
+        self._trust_at_s = now_s
+        self._trust = NodeTrust(
+            self.node,
+            self.epoch,
+            cursor.state,
+            cursor.reason,
+            max(0.0, now_s - cursor.last_heard_s),
+            cursor.missing_events,
+            self.peer_address,
+        )
+        return self._trust
+
+    def blocks_figure(self, holder: Holder[Stream], *, block_bytes: int = 1) -> Cumulative:
+        """Blocks (or bytes) under a holder, with the trust that its stream and its own history allow."""
+        cursor = self.cursor
+        value = holder.blocks * block_bytes
+        if cursor.state is not StreamState.SYNCED:
+            return Cumulative(value, False, cursor.last_event_s, cursor.untrusted_since_s, cursor.reason)
+        if holder.doubt:
+            return Cumulative(value, False, cursor.last_event_s, holder.doubt_since_s, holder.doubt)
+        return Cumulative(value, True, cursor.last_heard_s)
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """stream: the current one, or None after it left. fenced: epochs that may not publish, with the epoch that took over."""
+
+    name: str
+    stream: Stream | None = None
+    fenced: OrderedDict[int, int] = field(default_factory=OrderedDict)
+
+    def remember_fence(self, epoch: int, newer_epoch: int) -> None:
+        self.fenced[epoch] = newer_epoch
+        while len(self.fenced) > REMEMBERED_FENCES:
+            self.fenced.popitem(last=False)

@@ -1,0 +1,93 @@
+"""One coordinator's view of the owner's outbox: where sending stands, what is unacknowledged, and how to go back.
+
+Rules: events are sent in order and never skipped willingly. A request for replay moves the position back, and sending simply
+goes on from there, so nothing newer comes in between (the rule of order in stream.py). A snapshot moves it behind at_seq.
+Credit: at most `credit` numbers above the last acknowledged one are under way; what is sent again costs none, the
+transport's own flow control paces it. No I/O: client/publisher.py is the shell around it.
+"""
+
+from __future__ import annotations
+
+from kvdir.core.event import Batch, Heartbeat, HeartbeatFigures
+from kvdir.core.outbox import OwnerOutbox
+
+
+class StreamSender:
+    """skipped_events: gone from the outbox before they could be sent here."""
+
+    def __init__(self, outbox: OwnerOutbox, *, max_batch_events: int = 256, max_batch_bytes: int = 256 * 2**10) -> None:
+        self._outbox = outbox
+        self._max_batch_events = max_batch_events
+        self._max_batch_bytes = max_batch_bytes
+        self._next_seq = 1
+        self._sent_seq = 0
+        self._acked_seq = 0
+        self._credit = 0
+        self.skipped_events = 0
+        self.replays = 0
+
+    @property
+    def position(self) -> int:
+        """Everything up to here was sent in this call, or is lost."""
+        return self._next_seq - 1
+
+    @property
+    def acked_seq(self) -> int:
+        return self._acked_seq
+
+    @property
+    def caught_up(self) -> bool:
+        return self._next_seq > self._outbox.last_seq
+
+    def opened(self, *, resume_seq: int, hello_seq: int, credit: int) -> bool:
+        """A call begins. False: the outbox does not reach back to resume_seq; say so to the coordinator."""
+        start = resume_seq or hello_seq
+        self._next_seq = start + 1
+        self._sent_seq = max(self._sent_seq, start)
+        self._acked_seq = start
+        self._credit = credit
+        return start >= hello_seq or start + 1 >= self._outbox.replayable_from
+
+    def ack(self, seq: int) -> None:
+        """The coordinator has taken note of everything up to seq."""
+        self._acked_seq = max(self._acked_seq, min(seq, self._sent_seq))
+
+    def replay(self, first_seq: int) -> bool:
+        """Goes back to first_seq. False: it is no longer kept; say so to the coordinator."""
+        if first_seq < self._outbox.replayable_from:
+            return False
+        self._next_seq = min(self._next_seq, max(first_seq, 1))
+        self.replays += 1
+        return True
+
+    def snapshot_taken(self, at_seq: int) -> None:
+        """An absolute statement as of at_seq goes out now: events up to it need not."""
+        self._next_seq = max(self._next_seq, at_seq + 1)
+        self._sent_seq = max(self._sent_seq, at_seq)
+
+    def next_batch(self) -> Batch | None:
+        """What to send now, and moves on; None when there is nothing, or no credit."""
+        room = self._credit - max(0, self.position - self._acked_seq)
+        if room <= 0 or self.caught_up:
+            return None
+        batch = self._outbox.read(
+            self._next_seq, max_events=min(room, self._max_batch_events), max_bytes=self._max_batch_bytes
+        )
+        first_seq = batch.first_seq if batch else self._outbox.last_seq + 1
+        self.skipped_events += first_seq - self._next_seq
+        self._next_seq = first_seq
+        if batch is None:
+            return None
+        self._next_seq = batch.last_seq + 1
+        replay = batch.first_seq <= self._sent_seq
+        self._sent_seq = max(self._sent_seq, batch.last_seq)
+        return batch._replace(replay=replay)
+
+    def heartbeat(self, figures: HeartbeatFigures) -> Heartbeat:
+        """A heartbeat for now. The owner's counts are as of the outbox's last event, so they count only when we stand there."""
+        return Heartbeat(
+            last_seq=self.position,
+            figures=figures,
+            dropped_events=self._outbox.dropped_events + self.skipped_events,
+            counts_valid=self.caught_up,
+        )

@@ -1,0 +1,81 @@
+"""What operators see: nodes, holdings and the directory as a whole. Values, made on demand, never on a hot path."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kvdir.core.trust import Convergent, Cumulative
+from kvdir.location import NodeTrust
+
+
+@dataclass(frozen=True, slots=True)
+class HoldingView:
+    """Blocks of one namespace in one tier of a node. owner_blocks: what the owner last said itself, as of owner_at_seq."""
+
+    namespace_digest: bytes
+    tier: int
+    blocks: Cumulative
+    bytes: Cumulative
+    owner_blocks: int
+    owner_at_seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """One node. Sequence numbers and counts are of the current epoch."""
+
+    trust: NodeTrust
+    last_seq: int
+    announced_seq: int
+    gaps: int
+    replays: int
+    snapshots: int
+    used_bytes: Convergent
+    capacity_bytes: Convergent
+    dropped_events: int
+    holdings: tuple[HoldingView, ...]
+    untrusted_s: float
+    started_unix_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceView:
+    """A namespace some stream announced."""
+
+    digest: bytes
+    canonical_json: str
+    block_bytes: int
+    block_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class StatusView:
+    """The directory as a whole. Counters are since the start of the process."""
+
+    version: str
+    coordinator: str
+    uptime_s: float
+    warming: bool
+    blocks: int
+    index_bytes: int
+    streams_synced: int
+    streams_total: int
+    namespaces: tuple[NamespaceView, ...]
+    lookups: int
+    lookup_blocks: int
+    lookup_hits: int
+    events_applied: int
+    events_rejected: Mapping[str, int] = field(default_factory=dict)
+    stale_reports: int = 0
+    stale_reports_ignored: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DumpPart:
+    """keys: u64 little-endian. sets: u32 per key into holder_sets. holder_sets: packed node_index << 8 | tier, into nodes."""
+
+    keys: bytes
+    sets: bytes
+    holder_sets: tuple[bytes, ...]
+    nodes: tuple[str, ...]
