@@ -15,7 +15,10 @@ def xxh3_64(data: Packed) -> int:
     """XXH3-64 of the buffer, seed 0."""
 
 def begin_write(region: Packed, offsets: Packed) -> bytes:
-    """Makes each slot's generation odd (invisible) before its bytes may change; returns the generations, u64 LE."""
+    """Makes each slot's generation odd (invisible) before its bytes may change; returns the generations, u64 LE.
+
+    A slot that is odd already advances too, so that every reservation has a generation of its own.
+    """
 
 def commit(
     region: Packed, offsets: Packed, namespace_digest: Packed, fingerprints: Packed, width: int, length: int, checksums: Packed | None
@@ -52,7 +55,8 @@ def read_blocks(
     """Verified scattered copy out of `region`; returns n bytes of ReadStatus.
 
     destinations: n * u64 LE addresses, `records[i].length` bytes each. Header fields and generation are compared before and
-    after each copy; with `check`, the payload's XXH3-64 too (on the copy).
+    after each copy; with `check`, the payload's XXH3-64 too (on the copy). A record that leaves the region is ABSENT, a
+    present one with address 0 CORRUPT.
     """
 
 def read_slots(
@@ -68,23 +72,33 @@ def read_slots(
 ) -> bytes:
     """The shm plane: `read_blocks` from a peer's mapped region into slots of ours (payload at offset + 128).
 
-    Stops at CLOCK_MONOTONIC deadline_ns; blocks not begun are LATE.
+    Stops at CLOCK_MONOTONIC deadline_ns; blocks not complete are LATE. Destinations must be reserved (odd) slots; a record
+    longer than its destination is CORRUPT. `source` may be any mapping: records come from a peer and are checked against it.
     """
 
 def copy_scattered(region: Packed, offsets: Packed, length: int, destination: Packed) -> None:
     """Plain memcpy of n scattered payloads into one packed buffer: the yardstick of `bench read`."""
 
+def stream_send(fd: int, data: Packed, deadline_ns: int) -> None:
+    """Sends the buffer over a connected socket: the raw TCP stream, yardstick of `bench read`. Raises ConnectionError."""
+
+def stream_receive(fd: int, into: Packed, deadline_ns: int) -> None:
+    """Fills the buffer from a connected socket. Raises ConnectionError."""
+
 @final
 class TcpServer:
     """Owner's side of the tcp plane: a native thread that serves granted slots of `region`. Takes no GIL while serving."""
 
-    def __init__(self, region: Packed, epoch: int, host: str, port: int, *, max_connections: int = 256) -> None: ...
+    def __init__(self, region: Packed, epoch: int, host: str, port: int, *, max_connections: int = 256) -> None:
+        """`host` is numeric. Raises OSError when it cannot listen."""
     @property
     def port(self) -> int: ...
-    def grant(self, lock: int, records: Packed, expires_ns: int) -> None: ...
+    def grant(self, lock: int, records: Packed, expires_ns: int) -> None:
+        """Replaces an earlier grant of the same lock. Records with state 0 are left out; ValueError for other memory."""
     def revoke(self, lock: int) -> None: ...
     def stats(self) -> dict[str, int]:
-        """connections, reads, blocks, bytes, refused, torn, protocol_errors."""
+        """connections (open now), reads, blocks, bytes (payload), refused (blocks), torn, protocol_errors,
+        connections_refused."""
     def close(self) -> None:
         """Stops the thread and joins it; idempotent. The region may be unmapped afterwards."""
 
@@ -93,7 +107,7 @@ class TcpConnection:
     """Reader's side: one connection; `read` blocks without the GIL until done or the deadline."""
 
     def __init__(self, host: str, port: int, deadline_ns: int) -> None:
-        """Raises ConnectionError."""
+        """`host` is numeric. Raises ConnectionError: unreachable, no hello in time, another protocol or version."""
     def read(
         self,
         lock: int,

@@ -67,13 +67,18 @@ class Capabilities:
     same_host_only: bool
     gpu: bool
     verifies: str  # "generation" or "checksum"
+    owner_checks_lock: bool  # False: the owner's memory is read without it; only generations protect (shm)
 
 
 class Connection(Protocol):
     """To one peer. Several reads may run at once; `close` ends them as PEER_LOST and settles them."""
 
     async def read(self, blocks: ReadList, *, deadline_s: float) -> ReadOutcome:
-        """Reads into our region. `deadline_s` is relative, seconds."""
+        """Reads into our region; the destinations are reserved (odd) slots. `deadline_s` is relative, seconds.
+
+        Cancelling waits until nothing writes any more, then raises. ValueError: the list contradicts itself or names
+        destinations that are not reserved slots of ours.
+        """
 
     async def close(self) -> None: ...
 
@@ -92,7 +97,10 @@ class Transport(Protocol):
         """Owner: the slots of these LockResponse.blocks records may be read under `lock` until CLOCK_MONOTONIC expires_s."""
 
     def revoke(self, lock: int) -> None:
-        """Owner: ends a grant; reads in flight under it finish their current block at most."""
+        """Owner: ends a grant; reads in flight finish what is on its way (one group of wire.hpp, a block on other planes).
+
+        The slots may be rewritten at once: a reader that was still copying sees the generation change.
+        """
 
     async def connect(self, descriptor: bytes, *, deadline_s: float) -> Connection:
         """Raises ConnectionError (cannot reach, with the reason and what to do) or ValueError (garbage descriptor)."""

@@ -1,0 +1,101 @@
+// What the Python binding files share: buffers, exceptions, the GIL. The only headers with Python in them are included here.
+#pragma once
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <cstdint>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "copy.hpp"
+#include "slot.hpp"
+
+namespace kvdir::binding {
+
+// Holds a buffer for as long as native code uses it. Filled by "y*" (readable) or "w*" (writable).
+struct Buffer {
+    Py_buffer view{};
+    Buffer() = default;
+    Buffer(const Buffer&) = delete;
+    Buffer& operator=(const Buffer&) = delete;
+    ~Buffer() {
+        if (view.obj != nullptr) PyBuffer_Release(&view);
+    }
+    size_t bytes() const { return static_cast<size_t>(view.len); }
+    const uint8_t* data() const { return static_cast<const uint8_t*>(view.buf); }
+    uint8_t* writable() const { return static_cast<uint8_t*>(view.buf); }
+    Region region() const { return Region(view.buf, bytes()); }
+};
+
+// The GIL is released in its scope. Exceptions may pass through.
+class Unlocked {
+  public:
+    Unlocked() : state_(PyEval_SaveThread()) {}
+    ~Unlocked() { PyEval_RestoreThread(state_); }
+    Unlocked(const Unlocked&) = delete;
+    Unlocked& operator=(const Unlocked&) = delete;
+
+  private:
+    PyThreadState* state_;
+};
+
+// Aligned copy of a packed buffer. `what` is named when its size is not a multiple of the element's.
+template <typename T>
+std::vector<T> unpack(const Buffer& buffer, const char* what) {
+    if (buffer.bytes() % sizeof(T) != 0)
+        throw std::invalid_argument(std::string(what) + " holds " + std::to_string(buffer.bytes()) + " bytes, not a multiple of " +
+                                    std::to_string(sizeof(T)));
+    std::vector<T> items(buffer.bytes() / sizeof(T));
+    if (!items.empty()) std::memcpy(items.data(), buffer.data(), buffer.bytes());
+    return items;
+}
+
+// Checks that namespace digest and fingerprints describe exactly `count` blocks.
+Blocks blocks_of(const Buffer& namespace_digest, const Buffer& fingerprints, unsigned int width, size_t count);
+
+// New bytes object of n elements of T, to be filled through `items`; null with MemoryError set.
+template <typename T>
+PyObject* new_bytes(size_t count, T** items) {
+    PyObject* bytes = PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(count * sizeof(T)));
+    *items = bytes == nullptr ? nullptr : reinterpret_cast<T*>(PyBytes_AsString(bytes));
+    return bytes;
+}
+template <typename T>
+PyObject* bytes_from(const std::vector<T>& items) {
+    return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(items.data()), static_cast<Py_ssize_t>(items.size() * sizeof(T)));
+}
+
+// Runs `body`, turning C++ exceptions into Python ones: std::invalid_argument -> ValueError, std::runtime_error ->
+// `runtime_error` (borrowed), memory -> MemoryError.
+template <typename Body>
+PyObject* guarded(PyObject* runtime_error, Body body) {
+    try {
+        return body();
+    } catch (const std::invalid_argument& error) {
+        PyErr_SetString(PyExc_ValueError, error.what());
+    } catch (const std::bad_alloc&) {
+        PyErr_NoMemory();
+    } catch (const std::exception& error) {
+        PyErr_SetString(runtime_error, error.what());
+    }
+    return nullptr;
+}
+
+// PyArg_ParseTupleAndKeywords with const keyword names.
+template <typename... Targets>
+bool parse(PyObject* args, PyObject* kwargs, const char* format, const char* const* names, Targets... targets) {
+    return PyArg_ParseTupleAndKeywords(args, kwargs, format, const_cast<char**>(names), targets...) != 0;
+}
+
+template <typename Function>
+PyCFunction method(Function function) {
+    return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+}
+
+// module_tcp.cpp: adds TcpServer and TcpConnection; -1 with an exception set on failure.
+int add_tcp_types(PyObject* module);
+
+}  // namespace kvdir::binding

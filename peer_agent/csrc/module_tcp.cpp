@@ -1,0 +1,224 @@
+// peer_agent._native.TcpServer and TcpConnection. Contracts: peer_agent/_native.pyi.
+#include <memory>
+
+#include "binding.hpp"
+#include "tcp_client.hpp"
+#include "tcp_server.hpp"
+
+namespace kvdir::binding {
+namespace {
+
+template <typename Object>
+PyObject* allocate(PyTypeObject* type) {
+    const auto alloc = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc));
+    return alloc(type, 0);  // zeroed: `impl` is null until the constructor succeeded
+}
+
+void free_object(PyObject* self) {
+    PyTypeObject* type = Py_TYPE(self);
+    const auto release = reinterpret_cast<freefunc>(PyType_GetSlot(type, Py_tp_free));
+    release(self);
+    Py_DECREF(type);
+}
+
+// ---- TcpServer ----
+
+struct ServerObject {
+    PyObject_HEAD
+    TcpServer* server;
+    Buffer* region;  // exported until close, so that the mapping outlives the thread
+};
+
+void stop(ServerObject* self) {
+    if (self->server == nullptr) return;
+    {
+        const Unlocked unlocked;  // the thread never takes the GIL, but a turn may take a moment
+        self->server->close();
+    }
+    delete self->region;
+    self->region = nullptr;
+}
+
+PyObject* server_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+    static const char* const names[] = {"region", "epoch", "host", "port", "max_connections", nullptr};
+    auto region = std::make_unique<Buffer>();
+    unsigned long long epoch = 0;
+    const char* host = nullptr;
+    int port = 0;
+    Py_ssize_t max_connections = 256;
+    if (!parse(args, kwargs, "y*Ksi|$n:TcpServer", names, &region->view, &epoch, &host, &port, &max_connections)) return nullptr;
+    return guarded(PyExc_OSError, [&]() -> PyObject* {
+        if (port < 0 || port > 65535) throw std::invalid_argument("port " + std::to_string(port) + " is not in 0..65535");
+        if (max_connections < 1) throw std::invalid_argument("max_connections must be at least 1");
+        auto server = std::make_unique<TcpServer>(region->region(), epoch, host, static_cast<uint16_t>(port),
+                                                  static_cast<size_t>(max_connections));
+        auto* self = reinterpret_cast<ServerObject*>(allocate<ServerObject>(type));
+        if (self == nullptr) return nullptr;
+        self->server = server.release();
+        self->region = region.release();
+        return reinterpret_cast<PyObject*>(self);
+    });
+}
+
+void server_dealloc(PyObject* object) {
+    auto* self = reinterpret_cast<ServerObject*>(object);
+    stop(self);
+    delete self->server;
+    free_object(object);
+}
+
+PyObject* server_port(PyObject* self, void*) { return PyLong_FromLong(reinterpret_cast<ServerObject*>(self)->server->port()); }
+
+PyObject* server_grant(PyObject* self, PyObject* args, PyObject* kwargs) {
+    static const char* const names[] = {"lock", "records", "expires_ns", nullptr};
+    unsigned long long lock = 0, expires_ns = 0;
+    Buffer records;
+    if (!parse(args, kwargs, "Ky*K:grant", names, &lock, &records.view, &expires_ns)) return nullptr;
+    return guarded(PyExc_RuntimeError, [&] {
+        const auto granted = unpack<Record>(records, "records");
+        reinterpret_cast<ServerObject*>(self)->server->grant(lock, granted.data(), granted.size(), expires_ns);
+        return Py_NewRef(Py_None);
+    });
+}
+
+PyObject* server_revoke(PyObject* self, PyObject* args, PyObject* kwargs) {
+    static const char* const names[] = {"lock", nullptr};
+    unsigned long long lock = 0;
+    if (!parse(args, kwargs, "K:revoke", names, &lock)) return nullptr;
+    reinterpret_cast<ServerObject*>(self)->server->revoke(lock);
+    Py_RETURN_NONE;
+}
+
+PyObject* server_stats(PyObject* self, PyObject*) {
+    const ServerStats& stats = reinterpret_cast<ServerObject*>(self)->server->stats();
+    return Py_BuildValue("{sKsKsKsKsKsKsKsK}", "connections", stats.connections.load(), "reads", stats.reads.load(), "blocks",
+                         stats.blocks.load(), "bytes", stats.bytes.load(), "refused", stats.refused.load(), "torn",
+                         stats.torn.load(), "protocol_errors", stats.protocol_errors.load(), "connections_refused",
+                         stats.connections_refused.load());
+}
+
+PyObject* server_close(PyObject* self, PyObject*) {
+    stop(reinterpret_cast<ServerObject*>(self));
+    Py_RETURN_NONE;
+}
+
+PyMethodDef server_methods[] = {
+    {"grant", method(server_grant), METH_VARARGS | METH_KEYWORDS, "Lets the slots of these records be read under a lock."},
+    {"revoke", method(server_revoke), METH_VARARGS | METH_KEYWORDS, "Ends a grant."},
+    {"stats", server_stats, METH_NOARGS, "Counters since the start."},
+    {"close", server_close, METH_NOARGS, "Stops and joins the thread; idempotent."},
+    {nullptr, nullptr, 0, nullptr},
+};
+PyGetSetDef server_properties[] = {{"port", server_port, nullptr, "Bound port.", nullptr}, {nullptr, nullptr, nullptr, nullptr, nullptr}};
+PyType_Slot server_slots[] = {
+    {Py_tp_new, reinterpret_cast<void*>(server_new)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(server_dealloc)},
+    {Py_tp_methods, server_methods},
+    {Py_tp_getset, server_properties},
+    {Py_tp_doc, const_cast<char*>("Owner's side of the tcp plane.")},
+    {0, nullptr},
+};
+PyType_Spec server_spec = {"peer_agent._native.TcpServer", sizeof(ServerObject), 0, Py_TPFLAGS_DEFAULT, server_slots};
+
+// ---- TcpConnection ----
+
+struct ConnectionObject {
+    PyObject_HEAD
+    TcpClient* client;
+};
+
+TcpClient& client_of(PyObject* self) { return *reinterpret_cast<ConnectionObject*>(self)->client; }
+
+PyObject* connection_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+    static const char* const names[] = {"host", "port", "deadline_ns", nullptr};
+    const char* host = nullptr;
+    int port = 0;
+    unsigned long long deadline_ns = 0;
+    if (!parse(args, kwargs, "siK:TcpConnection", names, &host, &port, &deadline_ns)) return nullptr;
+    return guarded(PyExc_ConnectionError, [&]() -> PyObject* {
+        if (port < 1 || port > 65535) throw std::invalid_argument("port " + std::to_string(port) + " is not in 1..65535");
+        if (deadline_ns == 0) throw std::invalid_argument("deadline_ns is 0; every connect has a deadline");
+        std::unique_ptr<TcpClient> client;
+        const std::string where = host;
+        {
+            const Unlocked unlocked;
+            client = std::make_unique<TcpClient>(where, static_cast<uint16_t>(port), deadline_ns);
+        }
+        auto* self = reinterpret_cast<ConnectionObject*>(allocate<ConnectionObject>(type));
+        if (self == nullptr) return nullptr;
+        self->client = client.release();
+        return reinterpret_cast<PyObject*>(self);
+    });
+}
+
+void connection_dealloc(PyObject* object) {
+    delete reinterpret_cast<ConnectionObject*>(object)->client;
+    free_object(object);
+}
+
+PyObject* connection_read(PyObject* self, PyObject* args, PyObject* kwargs) {
+    static const char* const names[] = {"lock", "epoch", "records", "namespace_digest", "fingerprints", "width",
+                                        "region", "destinations", "check", "deadline_ns", nullptr};
+    unsigned long long lock = 0, epoch = 0, deadline_ns = 0;
+    unsigned int width = 0;
+    int check = 0;
+    Buffer records, digest, fingerprints, region, destinations;
+    if (!parse(args, kwargs, "KKy*y*y*Iw*y*pK:read", names, &lock, &epoch, &records.view, &digest.view, &fingerprints.view, &width,
+               &region.view, &destinations.view, &check, &deadline_ns))
+        return nullptr;
+    return guarded(PyExc_RuntimeError, [&]() -> PyObject* {
+        const auto wanted = unpack<Record>(records, "records");
+        const Blocks blocks = blocks_of(digest, fingerprints, width, wanted.size());
+        const auto at = unpack<uint64_t>(destinations, "destinations");
+        if (at.size() != wanted.size())
+            throw std::invalid_argument(std::to_string(at.size()) + " destinations for " + std::to_string(wanted.size()) + " records");
+        if (deadline_ns == 0) throw std::invalid_argument("deadline_ns is 0; every read has a deadline");
+        const auto to = destinations_in(region.region(), at.data(), wanted.data(), wanted.size());
+        std::vector<uint8_t> statuses(wanted.size());
+        {
+            const Unlocked unlocked;
+            client_of(self).read({lock, epoch, wanted.data(), blocks, to.data(), check != 0, deadline_ns}, statuses.data());
+        }
+        return bytes_from(statuses);
+    });
+}
+
+PyObject* connection_broken(PyObject* self, void*) { return PyBool_FromLong(client_of(self).broken()); }
+
+PyObject* connection_close(PyObject* self, PyObject*) {
+    client_of(self).close();
+    Py_RETURN_NONE;
+}
+
+PyMethodDef connection_methods[] = {
+    {"read", method(connection_read), METH_VARARGS | METH_KEYWORDS, "Verified read into slots of ours."},
+    {"close", connection_close, METH_NOARGS, "Ends the connection; a read in progress ends with PEER_LOST."},
+    {nullptr, nullptr, 0, nullptr},
+};
+PyGetSetDef connection_properties[] = {{"broken", connection_broken, nullptr, "No read can succeed any more.", nullptr},
+                                       {nullptr, nullptr, nullptr, nullptr, nullptr}};
+PyType_Slot connection_slots[] = {
+    {Py_tp_new, reinterpret_cast<void*>(connection_new)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(connection_dealloc)},
+    {Py_tp_methods, connection_methods},
+    {Py_tp_getset, connection_properties},
+    {Py_tp_doc, const_cast<char*>("Reader's side of the tcp plane.")},
+    {0, nullptr},
+};
+PyType_Spec connection_spec = {"peer_agent._native.TcpConnection", sizeof(ConnectionObject), 0, Py_TPFLAGS_DEFAULT, connection_slots};
+
+int add_type(PyObject* module, const char* name, PyType_Spec* spec) {
+    PyObject* type = PyType_FromModuleAndSpec(module, spec, nullptr);
+    if (type == nullptr) return -1;
+    const int rc = PyModule_AddObjectRef(module, name, type);
+    Py_DECREF(type);
+    return rc;
+}
+
+}  // namespace
+
+int add_tcp_types(PyObject* module) {
+    return add_type(module, "TcpServer", &server_spec) != 0 ? -1 : add_type(module, "TcpConnection", &connection_spec);
+}
+
+}  // namespace kvdir::binding

@@ -1,0 +1,96 @@
+// Owner's side of the tcp plane: one native thread that answers granted reads straight from the arena.
+//
+// Rules
+// - Only slots that a live grant names are served, at the generation and length that it names; anything else is a status.
+// - One epoll thread, non-blocking sockets. A slow reader holds its own socket buffer and nothing else; memory per
+//   connection is bounded (one request of kMaxRequestBlocks refs, one group of headers); a turn sends at most kTurnBytes.
+// - A connection that does not say hello, stops half way through a request, or does not drain its answer is closed after a
+//   while. When max_connections are open, the one idle for longest gives way, if any is idle at all.
+// - grant, revoke and stats may come from any thread; no lock is held while bytes move.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "net.hpp"
+#include "slot.hpp"
+#include "wire.hpp"
+
+namespace kvdir {
+
+// The slots that may be read under one lock until expires_ns. Immutable but for `revoked`.
+struct Grant {
+    std::vector<Record> records;  // ascending by offset
+    uint64_t expires_ns;
+    std::atomic<bool> revoked{false};
+
+    const Record* find(uint64_t offset) const;
+    bool live(uint64_t now) const { return !revoked.load(std::memory_order_acquire) && now < expires_ns; }
+};
+
+struct ServerStats {
+    std::atomic<uint64_t> connections{0}, reads{0}, blocks{0}, bytes{0}, refused{0}, torn{0}, protocol_errors{0};
+    std::atomic<uint64_t> connections_refused{0};
+};
+
+class TcpServer {
+  public:
+    // The region must stay mapped until close. Throws std::runtime_error when it cannot listen.
+    TcpServer(Region region, uint64_t epoch, const std::string& host, uint16_t port, size_t max_connections);
+    ~TcpServer();
+
+    uint16_t port() const { return port_; }
+    // Only present records count. std::invalid_argument if one is not a slot of the region.
+    void grant(uint64_t lock, const Record* records, size_t count, uint64_t expires_ns);
+    void revoke(uint64_t lock);
+    const ServerStats& stats() const { return stats_; }
+    void close();
+
+  private:
+    struct Connection;
+    using Connections = std::unordered_map<int, std::unique_ptr<Connection>>;
+
+    void run();
+    void handle(int fd, uint32_t events);
+    void accept_all();
+    bool make_room();
+    void drop(int fd);
+    void sweep();
+    void watch(Connection& connection, uint32_t events);
+
+    bool receive(Connection& connection);
+    bool parse(Connection& connection);
+    bool parse_hello(Connection& connection);
+    bool send_some(Connection& connection);
+    void begin_group(Connection& connection);
+    void append_trailers(Connection& connection);
+    Status admit(const Connection& connection, const wire::SlotRef& ref, uint64_t now, SlotHeader* header) const;
+    bool refuse_protocol(Connection& connection);
+    std::shared_ptr<const Grant> grant_of(uint64_t lock);
+    void forget_expired(uint64_t now);
+
+    const Region region_;
+    const uint64_t epoch_;
+    const size_t max_connections_;
+    uint16_t port_ = 0;
+    Fd listener_, epoll_, wake_;
+    bool accept_paused_ = false;
+    Connections connections_;
+    ServerStats stats_;
+
+    static constexpr size_t kForgetFrom = 64;
+    std::mutex grants_mutex_;  // guards the two below only
+    std::unordered_map<uint64_t, std::shared_ptr<Grant>> grants_;
+    size_t forget_at_ = kForgetFrom;
+
+    std::mutex close_mutex_;  // so that concurrent closes join once
+    std::thread thread_;
+};
+
+}  // namespace kvdir

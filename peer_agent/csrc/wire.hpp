@@ -1,0 +1,85 @@
+// Frames of the tcp plane, little endian, version 1. The wire names slots, never addresses.
+//
+//   reader                                             owner
+//     | Hello ------------------------------------------> |
+//     | <------------------------------------------ Hello |   wrong magic: closed. Other version: answered, then closed
+//     |                                                   |
+//     | Request, count * SlotRef -----------------------> |   several may be under way; answered in order
+//     | <---------- Group, count status bytes, padded     |   G0
+//     | <---------- (SlotHeader, payload) per OK status   |
+//     | <---------- Trailer per OK status                 |
+//     | <---------- Group ...                             |   G1, until all `count` positions are answered
+//
+//   A group is a run of blocks that travels as one piece. Where it ends depends on the asked lengths alone (group_end), so
+//   both sides know it beforehand and the reader can receive payloads of a whole group straight into their slots.
+//
+// Invariants
+// - The header is the owner's copy from before the first payload byte was handed to the kernel; the trailer holds the
+//   generation as it was after the last byte of the group was handed over (the kernel has copied it by then).
+// - Slots are refused one by one (ABSENT, STALE) without ending the connection. A frame that cannot come from an honest
+//   reader (magic, version, zero or more than kMaxRequestBlocks slots) ends it and is counted.
+// - Grant, lock and expiry are looked at when a group begins: what is on its way after a revoke is one group at most.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace kvdir::wire {
+
+constexpr uint32_t kHelloMagic = 0x5444564B;    // "KVDT"
+constexpr uint32_t kRequestMagic = 0x5152564B;  // "KVRQ"
+constexpr uint32_t kGroupMagic = 0x5247564B;    // "KVGR"
+constexpr uint32_t kVersion = 1;
+constexpr uint32_t kMaxRequestBlocks = 4096;
+constexpr uint32_t kGroupBlocks = 64;
+constexpr uint64_t kGroupBytes = 1 << 20;
+
+struct Hello {
+    uint32_t magic, version;
+    uint64_t epoch;       // owner: its own; reader: 0
+    uint32_t max_blocks;  // owner: kMaxRequestBlocks; reader: 0
+    uint32_t zero[3];
+};
+static_assert(sizeof(Hello) == 32);
+
+struct Request {
+    uint32_t magic, count;
+    uint64_t lock, epoch;
+    uint32_t tag;  // repeated in each Group of the answer
+    uint32_t zero;
+};
+static_assert(sizeof(Request) == 32);
+
+struct SlotRef {
+    uint64_t offset, generation;
+    uint32_t length, zero;
+};
+static_assert(sizeof(SlotRef) == 24);
+
+struct Group {
+    uint32_t magic, tag;
+    uint32_t first, count;  // positions in the request; `count` status bytes follow, padded to padded_statuses(count)
+};
+static_assert(sizeof(Group) == 16);
+
+struct Trailer {
+    uint64_t generation_after;
+    uint32_t position, zero;
+};
+static_assert(sizeof(Trailer) == 16);
+
+constexpr size_t padded_statuses(size_t count) { return (count + 15) / 16 * 16; }
+
+// End (exclusive) of the group that begins at `first`. `length_at(i)` gives the asked length of position i.
+template <typename LengthAt>
+uint32_t group_end(uint32_t first, uint32_t count, LengthAt length_at) {
+    uint64_t bytes = 0;
+    uint32_t end = first;
+    while (end < count && end - first < kGroupBlocks && (end == first || bytes + length_at(end) <= kGroupBytes)) {
+        bytes += length_at(end);
+        ++end;
+    }
+    return end;
+}
+
+}  // namespace kvdir::wire

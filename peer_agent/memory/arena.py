@@ -1,0 +1,265 @@
+"""The mapped memory file that a node's blocks live in: create, open, verify, close. Byte layout: layout.py.
+
+Rules and invariants:
+- One owner. It holds an exclusive flock on the file for as long as it lives, so a second owner gets an error that names the
+  first, and the file of a dead one (the kernel dropped its lock) is told apart and replaced, never reused: a slot that an
+  engine was writing when the owner died must not come back. The old file's superblock gets epoch 0 first, so that whoever
+  still maps it stops believing it.
+- The path always names a complete, locked arena: it is written under another name and renamed or linked into place.
+- All memory is there before `create` returns (posix_fallocate; with `prefault` also zeroed and mapped), so a full
+  /dev/shm is an error at start and never a SIGBUS in the middle of a write.
+- Nobody ever changes the size of an arena file; readers depend on it.
+
+Does not: hand out slots (peer_agent/core), write headers (csrc/copy.cpp), plan capacities (slots.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import secrets
+from collections.abc import Sequence
+from typing import Self
+
+from kvdir.errors import KvdirError, NoSpace
+from peer_agent.memory.layout import (
+    SUPERBLOCK,
+    SUPERBLOCK_BYTES,
+    SizeClass,
+    Superblock,
+    lay_out,
+    pack_superblock,
+    unpack_superblock,
+)
+
+MADV_POPULATE_WRITE = 23  # linux/mman.h; since Linux 5.14, not yet in Python's mmap module
+_EPOCH_AT = 32
+_RETRIES = 8  # each one means that another process replaced the file in between
+
+
+class ArenaError(KvdirError):
+    """The arena cannot be had; the message says why and what to do."""
+
+    code = "arena"
+
+
+class ArenaTooLarge(ArenaError, NoSpace):
+    """Shared memory does not suffice; the message says how much is needed and free."""
+
+    code = "no-space"
+
+
+class Arena:
+    """One mapped arena. Made by `create` (owner) or `open` (engine or peer)."""
+
+    def __init__(self, path: str, fd: int, mapping: mmap.mmap, superblock: Superblock, *, owner: bool, writable: bool) -> None:
+        self.path = path
+        self.arena_id = superblock.arena_id
+        self.epoch = superblock.epoch
+        self.classes = superblock.classes
+        self.arena_bytes = superblock.arena_bytes
+        self.owner = owner
+        self.writable = writable
+        self._fd = fd
+        self._mapping: mmap.mmap | None = mapping
+        self._region: memoryview | None = memoryview(mapping)
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str], classes: Sequence[SizeClass], *, epoch: int, prefault: bool = False) -> Self:
+        """Owner: a new arena at `path` (mode 0600). `first` of the classes is ignored and set.
+
+        prefault: zero and map every page now (huge pages where the system has them), seconds per 10 GiB, instead of a
+        page fault at each first touch. Raises ArenaError (in use), ArenaTooLarge (no room) and ValueError (impossible classes).
+        """
+        if epoch == 0:
+            raise ValueError("epoch 0 marks an arena whose owner is gone; use a random non-zero one")
+        placed, arena_bytes = lay_out(classes)
+        path = os.path.abspath(path)
+        superblock = Superblock(secrets.token_bytes(16), epoch, arena_bytes, os.getpid(), placed)
+        stale_fd = _take_over(path)
+        try:
+            temporary = f"{path}.{secrets.token_hex(4)}.new"
+            try:
+                fd, mapping = _new_file(temporary, arena_bytes, prefault=prefault)
+                mapping[:SUPERBLOCK_BYTES] = pack_superblock(superblock)
+                _put_in_place(temporary, path, replace=stale_fd is not None)
+            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(temporary)
+        finally:
+            if stale_fd is not None:
+                os.close(stale_fd)
+        return cls(path, fd, mapping, superblock, owner=True, writable=True)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], *, writable: bool) -> Self:
+        """Maps somebody else's arena after verifying its superblock. Raises ArenaError."""
+        path = os.path.abspath(path)
+        flags = os.O_RDWR if writable else os.O_RDONLY
+        try:
+            fd = os.open(path, flags | os.O_CLOEXEC)
+        except OSError as error:
+            hint = "does its agent run, and as the same user?"
+            raise ArenaError(f"cannot open arena {path}: {error.strerror}; {hint}") from error
+        try:
+            superblock = unpack_superblock(os.pread(fd, SUPERBLOCK_BYTES, 0))
+            if os.fstat(fd).st_size < superblock.arena_bytes:
+                raise ValueError("the file is shorter than its superblock says")
+            if superblock.epoch == 0:
+                raise ValueError("its owner closed it")
+            access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+            mapping = mmap.mmap(fd, superblock.arena_bytes, flags=mmap.MAP_SHARED, prot=access)
+        except (ValueError, OSError) as error:
+            os.close(fd)
+            raise ArenaError(f"cannot use arena {path}: {error}") from error
+        _advise_huge(mapping)
+        return cls(path, fd, mapping, superblock, owner=False, writable=writable)
+
+    @property
+    def region(self) -> memoryview:
+        """The whole mapping. ValueError after close."""
+        if self._region is None:
+            raise ValueError(f"arena {self.path} is closed")
+        return self._region
+
+    @property
+    def file_identity(self) -> tuple[int, int]:
+        """Device and inode of the mapped file: whether a path means this very arena."""
+        status = os.fstat(self._fd)
+        return status.st_dev, status.st_ino
+
+    def epoch_now(self) -> int:
+        """What the superblock says at this moment; differs from `epoch` (0) once the owner closed or was replaced."""
+        return int(SUPERBLOCK.unpack_from(self.region)[4])
+
+    def close(self) -> None:
+        """Ends this use; idempotent. The owner also marks the arena closed and unlinks it.
+
+        Buffers that others still hold stay mapped until they let go of them; only then the memory is freed.
+        """
+        if self._region is None:
+            return
+        if self.owner:
+            self._region[_EPOCH_AT : _EPOCH_AT + 8] = bytes(8)
+            _unlink_own(self.path, self._fd)
+        region, mapping = self._region, self._mapping
+        self._region = self._mapping = None
+        with contextlib.suppress(BufferError):  # exported: the mapping goes with its last holder
+            region.release()
+            if mapping is not None:
+                mapping.close()
+        os.close(self._fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _take_over(path: str) -> int | None:
+    """Locks what is at `path`. None: nothing there. A descriptor: a dead owner's file, now marked closed and ours."""
+    for _ in range(_RETRIES):
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise ArenaError(f"cannot open {path}: {error.strerror}; remove it or choose another arena path") from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(path, fd):
+                _mark_closed(path, fd)
+                return fd
+        except BlockingIOError:
+            raise ArenaError(_in_use(path, fd)) from None
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+    raise ArenaError(f"{path} keeps being replaced; do several agents use the same arena path?")
+
+
+def _in_use(path: str, fd: int) -> str:
+    try:
+        pid = unpack_superblock(os.pread(fd, SUPERBLOCK_BYTES, 0)).owner_pid
+        owner = f"the agent with pid {pid}"
+    except ValueError:
+        owner = "another process"
+    finally:
+        os.close(fd)
+    return f"arena {path} is in use by {owner}; stop it, or give this agent another arena path"
+
+
+def _mark_closed(path: str, fd: int) -> None:
+    """Epoch 0 into a dead owner's superblock. Refuses to touch a file that is not an arena."""
+    head = os.pread(fd, SUPERBLOCK_BYTES, 0)
+    try:
+        unpack_superblock(head)
+    except ValueError as error:
+        raise ArenaError(f"{path} exists and is no arena ({error}); remove it or choose another arena path") from error
+    os.pwrite(fd, bytes(8), _EPOCH_AT)
+
+
+def _new_file(path: str, size: int, *, prefault: bool) -> tuple[int, mmap.mmap]:
+    directory = os.path.dirname(path) or "."
+    stats = os.statvfs(directory)
+    free = stats.f_bavail * stats.f_frsize
+    if size > free:
+        raise ArenaTooLarge(_no_room(directory, size, free))
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(fd, size)
+        mapping = mmap.mmap(fd, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        _advise_huge(mapping)
+        if prefault:
+            with contextlib.suppress(OSError):  # an old kernel; what is missing is allocated, or refused, by the next line
+                mapping.madvise(MADV_POPULATE_WRITE)
+        os.posix_fallocate(fd, 0, size)
+    except OSError as error:
+        os.close(fd)
+        if error.errno in (errno.ENOSPC, errno.ENOMEM):
+            raise ArenaTooLarge(_no_room(directory, size, free)) from error
+        raise ArenaError(f"cannot create an arena of {size:,} bytes at {path}: {error.strerror}") from error
+    return fd, mapping
+
+
+def _no_room(directory: str, size: int, free: int) -> str:
+    return (
+        f"an arena of {size:,} bytes does not fit: {free:,} bytes are free in {directory}; "
+        f"configure a smaller arena, free memory there, or enlarge it (docker: --shm-size, Kubernetes: emptyDir sizeLimit)"
+    )
+
+
+def _put_in_place(temporary: str, path: str, *, replace: bool) -> None:
+    if replace:
+        os.rename(temporary, path)
+        return
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise ArenaError(f"another agent created {path} at the same moment; give this one another arena path") from None
+
+
+def _advise_huge(mapping: mmap.mmap) -> None:
+    with contextlib.suppress(OSError):  # a hint: not every kernel or file system has huge pages
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+
+
+def _is_at(path: str, fd: int) -> bool:
+    try:
+        there = os.stat(path)
+    except FileNotFoundError:
+        return False
+    ours = os.fstat(fd)
+    return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
+
+
+def _unlink_own(path: str, fd: int) -> None:
+    if _is_at(path, fd):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)

@@ -1,0 +1,49 @@
+"""Builds `ReadOutcome`s from native statuses. Pure but for the event loop's futures."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+
+from peer_agent.transport.base import BLOCK_RECORD_BYTES, ReadList, ReadOutcome, ReadStatus
+
+RECORD = np.dtype([("offset", "<u8"), ("generation", "<u8"), ("checksum", "<u8"), ("length", "<u4"), ("state", "<u4")])
+"""One LockResponse.blocks record."""
+assert RECORD.itemsize == BLOCK_RECORD_BYTES
+
+
+def settled_outcome(blocks: ReadList, statuses: bytes) -> ReadOutcome:
+    """An outcome after which nothing writes to the destinations any more."""
+    settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    settled.set_result(None)
+    return ReadOutcome(statuses, settled, ok_bytes(blocks, statuses))
+
+
+def uniform_outcome(blocks: ReadList, status: ReadStatus) -> ReadOutcome:
+    """Every block has the same status, except that blocks the owner called absent stay ABSENT."""
+    present = np.frombuffer(blocks.records, RECORD)["state"] == 1
+    return settled_outcome(blocks, np.where(present, status, ReadStatus.ABSENT).astype(np.uint8).tobytes())
+
+
+def ok_bytes(blocks: ReadList, statuses: bytes) -> int:
+    """Payload bytes of the blocks that are OK."""
+    ok = np.frombuffer(statuses, np.uint8) == ReadStatus.OK
+    return int(np.frombuffer(blocks.records, RECORD)["length"][ok].sum(dtype=np.int64))
+
+
+def payload_bytes(blocks: ReadList) -> int:
+    """Payload bytes of all blocks that are present, whatever becomes of them."""
+    records = np.frombuffer(blocks.records, RECORD)
+    return int(records["length"][records["state"] == 1].sum(dtype=np.int64))
+
+
+def check_shape(blocks: ReadList) -> None:
+    """ValueError unless records, fingerprints and destinations describe the same number of blocks."""
+    count = len(blocks)
+    if len(blocks.destinations) % 8 or len(blocks.records) != count * BLOCK_RECORD_BYTES:
+        raise ValueError(f"{len(blocks.records)} bytes of records for {len(blocks.destinations)} bytes of destinations")
+    if blocks.width not in (8, 16, 32) or len(blocks.fingerprints) != count * blocks.width:
+        raise ValueError(f"{len(blocks.fingerprints)} bytes of fingerprints of width {blocks.width} for {count} blocks")
+    if len(blocks.namespace_digest) != 32:
+        raise ValueError(f"namespace digest has {len(blocks.namespace_digest)} bytes instead of 32")

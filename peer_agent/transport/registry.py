@@ -1,0 +1,61 @@
+"""Names of the data planes and how each is made. The composition root calls `open_transports`; nobody else picks classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from kvdir.errors import ConfigError
+from peer_agent.memory.arena import Arena
+from peer_agent.transport.base import Transport
+from peer_agent.transport.shm import ShmTransport
+from peer_agent.transport.tcp import TcpTransport
+
+
+@dataclass(frozen=True, slots=True)
+class PlaneOptions:
+    """What an agent's configuration says about its data planes.
+
+    listen_host, port, advertise_host: of the tcp plane; port 0 takes any free one. read_threads: per plane. verify_shm: compare
+    checksums on the shm plane too, not only generations.
+    """
+
+    listen_host: str = "127.0.0.1"
+    port: int = 0
+    advertise_host: str = ""
+    read_threads: int = 4
+    connections_per_peer: int = 2
+    max_connections: int = 256
+    verify_shm: bool = False
+
+
+def _shm(arena: Arena, options: PlaneOptions) -> Transport:
+    return ShmTransport(arena, threads=options.read_threads, check=options.verify_shm)
+
+
+def _tcp(arena: Arena, options: PlaneOptions) -> Transport:
+    return TcpTransport(
+        arena,
+        listen_host=options.listen_host,
+        port=options.port,
+        advertise_host=options.advertise_host,
+        threads=options.read_threads,
+        connections_per_peer=options.connections_per_peer,
+        max_connections=options.max_connections,
+    )
+
+
+FACTORIES: Mapping[str, Callable[[Arena, PlaneOptions], Transport]] = {"shm": _shm, "tcp": _tcp}
+
+
+def open_transports(names: Sequence[str], arena: Arena, *, options: PlaneOptions | None = None) -> dict[str, Transport]:
+    """Planes by name, in the given order (best first). ConfigError lists every unknown or repeated name."""
+    known = ", ".join(FACTORIES)
+    faults = [f"unknown transport {name!r}; known are: {known}" for name in names if name not in FACTORIES]
+    faults += [f"transport {name!r} is listed twice" for name in dict.fromkeys(names) if list(names).count(name) > 1]
+    if not names:
+        faults.append(f"no transport is configured; known are: {known}")
+    if faults:
+        raise ConfigError(faults)
+    options = options or PlaneOptions()
+    return {name: FACTORIES[name](arena, options) for name in names}

@@ -1,0 +1,212 @@
+"""The same-host plane: the peer's arena mapped read-only, blocks copied natively, generations checked before and after.
+
+Descriptor (what `export` returns and Peer.Hello carries), little endian:
+
+    u8 layout version (1) | 16 B boot id | u64 device | u64 inode | 16 B arena id | u64 epoch | UTF-8 path
+
+Rules:
+- Device and inode say whether the path means the same file here: another host, another container's /dev/shm and a restarted
+  peer all differ, and `connect` says which it is, so that the caller takes tcp instead.
+- The owner does no work and cannot refuse: a lock protects the blocks, it is not looked at here. What protects the reader is
+  the generation: a slot that was reused, torn or retired is not OK, lock or no lock. A SIGSTOPped owner is still readable.
+- Once the owner closed its arena or was replaced, its superblock says epoch 0 and reads are PEER_LOST.
+- Peers on one host run as one user (arena files have mode 0600) and could read each other's memory anyway; the plane
+  protects against accidents and restarts, not against a hostile process of the same user, which could also shorten the file
+  under a reader.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+import weakref
+from dataclasses import dataclass
+from functools import partial
+
+from peer_agent import _native
+from peer_agent.memory.arena import Arena, ArenaError
+from peer_agent.transport.base import (
+    BLOCK_RECORD_BYTES,
+    Capabilities,
+    ReadList,
+    ReadOutcome,
+    ReadStatus,
+)
+from peer_agent.transport.movers import Movers
+from peer_agent.transport.outcomes import check_shape, payload_bytes, settled_outcome, uniform_outcome
+
+DESCRIPTOR_VERSION = 1
+_DESCRIPTOR = struct.Struct("<B16sQQ16sQ")
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+
+CHUNK_BLOCKS = 64
+"""A close or cancellation takes effect between chunks of this many blocks."""
+INLINE_BYTES = 256 << 10
+"""Reads up to this size (some 20 us) are copied in the event loop: a thread would cost more than it frees."""
+
+
+class ShmTransport:
+    """Owner's and reader's side for one arena. `check` compares payload checksums too (0.6 of the speed, and rot is seen)."""
+
+    name = "shm"
+
+    def __init__(self, arena: Arena, *, threads: int = 2, check: bool = False) -> None:
+        self._arena = arena
+        self._check = check
+        self._movers = Movers("shm-read", threads=threads)
+        self._connections: weakref.WeakSet[ShmConnection] = weakref.WeakSet()
+
+    def capabilities(self) -> Capabilities:
+        verifies = "checksum" if self._check else "generation"
+        return Capabilities(same_host_only=True, gpu=False, verifies=verifies, owner_checks_lock=False)
+
+    async def export(self) -> bytes:
+        device, inode = self._arena.file_identity
+        fixed = _DESCRIPTOR.pack(DESCRIPTOR_VERSION, _boot_id(), device, inode, self._arena.arena_id, self._arena.epoch)
+        return fixed + self._arena.path.encode()
+
+    def grant(self, lock: int, records: bytes, *, expires_s: float) -> None:
+        """Nothing to do: the arena itself is what readers see."""
+
+    def revoke(self, lock: int) -> None:
+        """Nothing to do: the generation changes before a slot is reused."""
+
+    async def connect(self, descriptor: bytes, *, deadline_s: float) -> ShmConnection:
+        wanted = _Descriptor.parse(descriptor)
+        until_s = time.monotonic() + deadline_s
+        try:
+            peer = await self._movers.run(partial(_open_peer, wanted), abort=_nothing, until_s=until_s)
+        except TimeoutError:
+            raise ConnectionError("no thread was free to map the peer's arena in time; raise shm's thread count") from None
+        connection = ShmConnection(self._arena, peer, self._movers, check=self._check)
+        self._connections.add(connection)
+        return connection
+
+    async def close(self) -> None:
+        for connection in tuple(self._connections):
+            await connection.close()
+        self._connections.clear()
+        self._movers.close()
+
+
+class ShmConnection:
+    """One peer's mapped arena."""
+
+    def __init__(self, arena: Arena, peer: Arena, movers: Movers, *, check: bool) -> None:
+        self._arena = arena
+        self._peer = peer
+        self._movers = movers
+        self._check = check
+        self._closed = False
+
+    async def read(self, blocks: ReadList, *, deadline_s: float) -> ReadOutcome:
+        check_shape(blocks)
+        until_s = time.monotonic() + deadline_s
+        if self._closed or self._peer.epoch_now() != self._peer.epoch:
+            return uniform_outcome(blocks, ReadStatus.PEER_LOST)
+        if blocks.epoch != self._peer.epoch:
+            return uniform_outcome(blocks, ReadStatus.STALE)
+        copy = _Copy(self, blocks, int(until_s * 1e9), check=self._check)
+        if payload_bytes(blocks) <= INLINE_BYTES:
+            return settled_outcome(blocks, copy())
+        try:
+            statuses = await self._movers.run(copy, abort=copy.stop, until_s=until_s)
+        except TimeoutError:
+            return uniform_outcome(blocks, ReadStatus.LATE)
+        return settled_outcome(blocks, statuses)
+
+    async def close(self) -> None:
+        """Reads in progress end with their current chunk; the mapping goes when they have."""
+        if self._closed:
+            return
+        self._closed = True
+        self._peer.close()
+
+
+class _Copy:
+    """One read as a call for a mover thread: chunk by chunk until done, stopped or closed."""
+
+    def __init__(self, connection: ShmConnection, blocks: ReadList, deadline_ns: int, *, check: bool) -> None:
+        self._connection = connection
+        self._blocks = blocks
+        self._deadline_ns = deadline_ns
+        self._check = check
+        # Views of its own: a close meanwhile cannot pull the mappings away.
+        self._source = memoryview(connection._peer.region)
+        self._region = memoryview(connection._arena.region)
+        self._stopped = False
+
+    def stop(self) -> None:
+        self._stopped = True
+
+    def __call__(self) -> bytes:
+        blocks, count = self._blocks, len(self._blocks)
+        statuses = bytearray()
+        while len(statuses) < count and not (self._stopped or self._connection._closed):
+            part = slice(len(statuses), len(statuses) + CHUNK_BLOCKS)
+            statuses += _native.read_slots(
+                self._source,
+                _packed(blocks.records, part, BLOCK_RECORD_BYTES),
+                blocks.namespace_digest,
+                _packed(blocks.fingerprints, part, blocks.width),
+                blocks.width,
+                self._region,
+                _packed(blocks.destinations, part, 8),
+                self._check,
+                self._deadline_ns,
+            )
+        return bytes(statuses).ljust(count, bytes([ReadStatus.PEER_LOST]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Descriptor:
+    boot_id: bytes
+    device: int
+    inode: int
+    arena_id: bytes
+    epoch: int
+    path: str
+
+    @classmethod
+    def parse(cls, descriptor: bytes) -> _Descriptor:
+        """ValueError for garbage."""
+        if len(descriptor) <= _DESCRIPTOR.size or descriptor[0] != DESCRIPTOR_VERSION:
+            raise ValueError(f"not an shm descriptor of version {DESCRIPTOR_VERSION}: {len(descriptor)} bytes")
+        _, boot_id, device, inode, arena_id, epoch = _DESCRIPTOR.unpack_from(descriptor)
+        path = descriptor[_DESCRIPTOR.size :].decode()  # UnicodeDecodeError is a ValueError
+        if not os.path.isabs(path) or "\0" in path:
+            raise ValueError("shm descriptor without an absolute path")
+        return cls(boot_id, device, inode, arena_id, epoch, path)
+
+
+def _open_peer(wanted: _Descriptor) -> Arena:
+    if wanted.boot_id != _boot_id():
+        raise ConnectionError("the peer runs on another host (boot id differs); use tcp")
+    try:
+        peer = Arena.open(wanted.path, writable=False)
+    except ArenaError as error:
+        raise ConnectionError(f"{error} If it runs in another container, share its /dev/shm or use tcp.") from error
+    if peer.file_identity != (wanted.device, wanted.inode):
+        reason = (
+            f"{wanted.path} is another file here: the peer has a /dev/shm of its own (use tcp), or it restarted (ask it again)"
+        )
+    elif (peer.arena_id, peer.epoch) != (wanted.arena_id, wanted.epoch):
+        reason = f"the arena at {wanted.path} is of another epoch: the peer has restarted; ask it again"
+    else:
+        return peer
+    peer.close()
+    raise ConnectionError(reason)
+
+
+def _packed(data: bytes, part: slice, width: int) -> memoryview:
+    return memoryview(data)[part.start * width : part.stop * width]
+
+
+def _boot_id() -> bytes:
+    with open(_BOOT_ID, encoding="ascii") as file:
+        return bytes.fromhex(file.read().strip().replace("-", ""))
+
+
+def _nothing() -> None:
+    """Opening a file cannot be aborted and does not write."""
