@@ -95,6 +95,10 @@ class Inventory:
         state = self._sessions.pop(session, _Session())
         return sum(self.settle(number) for number in list(state.reservations))
 
+    def is_attached(self, session: int) -> bool:
+        state = self._sessions.get(session)
+        return state is not None and not state.ended
+
     def ended_sessions(self) -> tuple[int, ...]:
         """Those that ended while they might still be writing: ask whether they are gone, then settle_session."""
         return tuple(number for number, state in self._sessions.items() if state.ended)
@@ -254,7 +258,8 @@ class Inventory:
         found = {fingerprint: slot for fingerprint in fingerprints if (slot := table.slot(fingerprint)) is not None}
         for slot in found.values():
             table.discard(slot)
-        return table.offsets(found.values()), tuple(Event.removed(Tier.CPU, namespace_digest, group) for group in by_width(found))
+        events = tuple(Event.removed(Tier.CPU, namespace_digest, group) for group in by_width(found))
+        return table.offsets(found.values()), events
 
     # time
 

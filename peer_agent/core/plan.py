@@ -37,11 +37,11 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class PeerFigures:
-    """What has been measured about a peer. closed_until_s: its circuit breaker refuses calls until then."""
+    """What has been measured about a peer. skip_until_s: it failed recently and is not worth a try before then."""
 
     round_trip_s: float = 0.0
     same_host: bool = False
-    closed_until_s: float = 0.0
+    skip_until_s: float = 0.0
 
 
 UNMEASURED = PeerFigures()
@@ -121,7 +121,12 @@ class ReadPlan:
                 self._results[position] = status
             else:
                 self._worsen((position,), status)
-        if LoadStatus.CORRUPT in outcome.values() and self._asked.get(ask.node.node) == 1:
+        if LoadStatus.CORRUPT in outcome.values():
+            self.try_again(ask)
+
+    def try_again(self, ask: Ask) -> None:
+        """The nominee held blocks that could not be read because another load was at them and failed: once more."""
+        if self._asked.get(ask.node.node) == 1:
             self._again.add(ask.node.node)
 
     def unreachable(self, ask: Ask, *, late: bool) -> None:
@@ -145,7 +150,7 @@ class ReadPlan:
             name = claim.node.node
             if name in self._asked and name not in self._again:
                 return False
-            if self._figures.get(name, UNMEASURED).closed_until_s > now_s:
+            if self._figures.get(name, UNMEASURED).skip_until_s > now_s:
                 return False
             return bool(claim.positions & remaining) or not claim.node.state.trusted
 

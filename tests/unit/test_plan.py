@@ -104,7 +104,7 @@ def test_late_when_the_time_left_is_below_the_round_trip():
 
 
 def test_skipped_when_the_breaker_is_open():
-    plan = plan_of(1, Claim(node("a"), frozenset({0})), figures={"a": PeerFigures(closed_until_s=5)})
+    plan = plan_of(1, Claim(node("a"), frozenset({0})), figures={"a": PeerFigures(skip_until_s=5)})
     assert plan.next_ask(now_s=0, deadline_s=1) is None
     assert plan.next_ask(now_s=6, deadline_s=7) is not None
 

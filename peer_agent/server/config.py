@@ -1,0 +1,154 @@
+"""Configuration of an agent: every setting once, with its consequence. See kvdir/config.py for where values come from.
+
+Rules: nothing listens beyond loopback unless told and acknowledged; everything that grows has a limit here, and refusals name
+the setting. Does not: check what only the machine knows (free memory, ports); start-up does (peer_agent/server/app.py).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from dataclasses import dataclass
+
+from kvdir.config import setting
+
+TRANSPORTS = ("shm", "tcp")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+UNIX_PATH_LIMIT_BYTES = 107
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentConfig:
+    """One agent. Sizes in bytes, times in seconds."""
+
+    node: str = setting("", "Name of this node in the directory, unique in the cluster. Empty: the host's name.")
+    namespaces: tuple[str, ...] = setting(
+        (), "Files (TOML or JSON) that each describe one namespace to serve.", metavar="FILES"
+    )
+    arena_bytes: int = setting(1 << 30, "Memory for blocks. It is taken at start, and refused if it does not fit.")
+    arena_path: str = setting("", "File of the arena, on a memory file system. Empty: /dev/shm/kvdir-NODE.", metavar="PATH")
+    coordinators: tuple[str, ...] = setting(
+        (), "Coordinators to publish to and ask, all of them. None: this node shares nothing.", metavar="HOST:PORT,..."
+    )
+
+    listen: str = setting("127.0.0.1:7410", "Where other agents reach us (gRPC); port 0 takes a free one.", metavar="HOST:PORT")
+    data_listen: str = setting(
+        "127.0.0.1:0", "Where the tcp plane serves blocks; port 0 takes a free one.", metavar="HOST:PORT"
+    )
+    advertise: str = setting("", "Address of `listen` as others see it. Empty: as bound.", metavar="HOST:PORT")
+    engine_listen: str = setting(
+        "",
+        "Where engines of this host attach (gRPC). Empty: a socket beside the arena, unix:ARENA_PATH.sock.",
+        metavar="ADDRESS",
+    )
+    http_listen: str = setting(
+        "127.0.0.1:7411", "/metrics, /healthz, /readyz; port 0 takes a free one, empty: off.", metavar="HOST:PORT"
+    )
+    insecure: bool = setting(False, "Allow addresses beyond loopback although nothing is encrypted or authenticated.")
+    transports: tuple[str, ...] = setting(
+        TRANSPORTS, "Data planes to offer and to use, the preferred one first.", metavar="NAMES"
+    )
+
+    max_fingerprints: int = setting(65_536, "Fingerprints in one request; more are refused.")
+    max_locks: int = setting(4_096, "Locks that peers and engines may hold at once; more are refused.")
+    max_read_bytes: int = setting(1 << 30, "Bytes that one load may bring from peers; the blocks beyond are misses.")
+    max_chunk_bytes: int = setting(16 << 20, "Bytes of one transfer; a small load waits behind at most one of them.")
+    max_flight_bytes: int = setting(64 << 20, "Bytes under way from one peer at a time.")
+    max_reply_bytes: int = setting(4 << 20, "Bytes that Peer.Read hands out over gRPC, for diagnosis.")
+    max_lease_s: float = setting(30.0, "Longest lease of a lock or reservation; longer wishes are shortened.")
+    max_pin_s: float = setting(3600.0, "Longest protection from eviction by Pin.")
+    max_deadline_s: float = setting(30.0, "Longest a load may take; longer wishes are shortened.")
+    connect_timeout_s: float = setting(0.5, "What a dead peer may cost a load, once per try of its circuit breaker.")
+    breaker_s: float = setting(1.0, "First pause after a peer failed; doubles up to breaker_max_s.")
+    breaker_max_s: float = setting(30.0, "Longest pause before a failed peer is tried again.")
+    directory_timeout_s: float = setting(0.2, "Longest a load waits for the directory.")
+
+    heartbeat_s: float = setting(1.0, "Interval of heartbeats, unless the coordinator wishes another one.")
+    queue_events: int = setting(
+        65_536, "Events waiting for a slow coordinator; older ones are dropped and leave a visible hole."
+    )
+    ring_bytes: int = setting(16 << 20, "Memory for sent events, so that lost ones can be replayed.")
+    event_loss: float = setting(0.0, "TESTING ONLY: share of event batches to drop on purpose.")
+    grace_s: float = setting(10.0, "On SIGTERM: how long calls under way may take to end.")
+    log_level: str = setting("info", f"One of {', '.join(LOG_LEVELS)}; one JSON object a line, on stderr.")
+
+    @property
+    def node_name(self) -> str:
+        return self.node or socket.gethostname()
+
+    @property
+    def arena_file(self) -> str:
+        return self.arena_path or f"/dev/shm/kvdir-{self.node_name}"
+
+    @property
+    def engine_address(self) -> str:
+        return self.engine_listen or f"unix:{self.arena_file}.sock"
+
+    def faults(self) -> list[str]:
+        """What is wrong with the whole, one sentence each."""
+        out = [*self._address_faults(), *self._limit_faults()]
+        if not self.namespaces:
+            out.append(
+                'namespaces: at least one file is required, such as namespaces = ["llama.toml"]; see docs/configuration.md'
+            )
+        if not self.node_name or os.sep in self.node_name:
+            out.append(f"node: {self.node_name!r} must not be empty or contain {os.sep!r}")
+        unknown = [name for name in self.transports if name not in TRANSPORTS]
+        if unknown or not self.transports:
+            out.append(f"transports: {', '.join(unknown) or 'none given'}; known: {', '.join(TRANSPORTS)}")
+        if not 0 <= self.event_loss < 1:
+            out.append("event_loss: must be at least 0 and below 1")
+        if self.log_level not in LOG_LEVELS:
+            out.append(f"log_level: {self.log_level!r} is not one of {', '.join(LOG_LEVELS)}")
+        return out
+
+    def _address_faults(self) -> list[str]:
+        out = []
+        for name in ("listen", "data_listen", "http_listen"):
+            text = getattr(self, name)
+            if name == "http_listen" and not text:
+                continue
+            try:
+                host, _ = split_address(text)
+            except ValueError as error:
+                out.append(f"{name}: {error}")
+                continue
+            if not self.insecure and not is_loopback(host):
+                out.append(
+                    f"{name}: {text} is reachable from elsewhere and nothing is encrypted: use 127.0.0.1, or say --insecure"
+                )
+            if name == "listen" and host in ("0.0.0.0", "::") and not self.advertise:
+                out.append(f"advertise: required, because listen is {text} and others cannot call that")
+        address = self.engine_address
+        path = address.removeprefix("unix:")
+        if address.startswith("unix:") and len(path.encode()) > UNIX_PATH_LIMIT_BYTES:
+            out.append(f"engine_listen: {path} is longer than {UNIX_PATH_LIMIT_BYTES} bytes, the limit of a socket's path")
+        return out
+
+    def _limit_faults(self) -> list[str]:
+        names = [name for name in self.__dataclass_fields__ if name.startswith("max_")]
+        names += ["arena_bytes", "connect_timeout_s", "breaker_s", "breaker_max_s", "directory_timeout_s", "heartbeat_s"]
+        names += ["queue_events", "ring_bytes"]
+        return [f"{name}: must be positive" for name in names if getattr(self, name) <= 0]
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """("127.0.0.1", 7410) from "127.0.0.1:7410" or "[::1]:7410". ValueError with the accepted form otherwise."""
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isdigit() or int(port) > 65_535:
+        raise ValueError(f"{text!r} is not HOST:PORT, such as 127.0.0.1:7410")
+    return host, int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this host can reach it. Names other than localhost count as reachable."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

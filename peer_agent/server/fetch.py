@@ -1,0 +1,171 @@
+"""Bytes of one load from one owner: slots reserved, a verified read into them, commit of what arrived, and the rest given back.
+
+Rules: a slot that did not get its block is freed only once the transfer has settled, else quarantined; blocks that somebody
+else is writing are left to `Load.writers`; what is here is locked for the engine at once, so that it is not evicted by the
+next chunk of the same load. Does not: ask owners, wait for other writers (reader.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from peer_agent.core.budget import chunks
+from peer_agent.core.effects import BLOCK_RECORD_BYTES, BlockState, LoadStatus, Reserved
+from peer_agent.core.inventory import AGENT
+from peer_agent.core.plan import Ask
+from peer_agent.server.load import Load, ReaderCounters
+from peer_agent.server.peers import LockAnswer, Peer, Peers
+from peer_agent.server.store import Store
+from peer_agent.transport.base import ReadList, ReadStatus
+
+OUTCOMES = {
+    ReadStatus.OK: LoadStatus.HIT_PEER,
+    ReadStatus.ABSENT: LoadStatus.STALE,
+    ReadStatus.STALE: LoadStatus.STALE,
+    ReadStatus.TORN: LoadStatus.CORRUPT,
+    ReadStatus.CORRUPT: LoadStatus.CORRUPT,
+    ReadStatus.LATE: LoadStatus.LATE,
+    ReadStatus.PEER_LOST: LoadStatus.MISS,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """An owner's answer to an ask: records (BLOCK_RECORD) by position of the load, readable under `answer.lock`."""
+
+    ask: Ask
+    peer: Peer
+    answer: LockAnswer
+    records: dict[int, np.void]
+
+
+class Fetcher:
+    """See the module docstring."""
+
+    def __init__(
+        self,
+        store: Store,
+        peers: Peers,
+        counters: ReaderCounters,
+        *,
+        clock: Callable[[], float],
+        max_chunk_bytes: int,
+        max_read_bytes: int,
+    ) -> None:
+        self._store = store
+        self._peers = peers
+        self._counters = counters
+        self._clock = clock
+        self._max_chunk_bytes = max_chunk_bytes
+        self._max_read_bytes = max_read_bytes
+
+    async def fetch(self, load: Load, source: Source, held: Sequence[int]) -> None:
+        """Reads the positions `held` by the owner, chunk by chunk, until the deadline."""
+        whole = [position for position in held if source.records[position]["length"] == load.block_bytes]
+        load.plan.read(source.ask, dict.fromkeys(set(held) - set(whole), LoadStatus.CORRUPT))
+        room_blocks = max(0, self._max_read_bytes - load.peer_bytes) // load.block_bytes
+        for part in chunks(min(len(whole), room_blocks), block_bytes=load.block_bytes, chunk_bytes=self._max_chunk_bytes):
+            late = load.until_s <= self._clock()
+            if source.peer.broken or late:
+                status = LoadStatus.LATE if late else LoadStatus.MISS
+                load.plan.read(source.ask, dict.fromkeys(whole[part.start :], status))
+                return
+            await self._fetch_chunk(load, source, [whole[at] for at in part])
+
+    async def _fetch_chunk(self, load: Load, source: Source, wanted: Sequence[int]) -> None:
+        reserved, _ = self._store.reserve(
+            load.namespace_digest, load.fingerprints.select(wanted), session=AGENT, lease_s=load.until_s - self._clock()
+        )
+        self._sort_out(load, source.ask, wanted, reserved.states)
+        if not reserved.reservation:
+            return
+        positions = [wanted[at] for at in reserved.positions]
+        chosen = load.fingerprints.select(positions)
+        blocks = ReadList(
+            lock=source.answer.lock,
+            epoch=source.answer.epoch,
+            namespace_digest=load.namespace_digest,
+            fingerprints=chosen.packed,
+            width=chosen.width,
+            records=b"".join(source.records[position].tobytes() for position in positions),
+            destinations=reserved.offsets,
+        )
+        settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        settled.set_result(None)
+        statuses = bytes([ReadStatus.LATE]) * len(positions)
+        began_s = self._clock()
+        try:
+            outcome = await source.peer.read(
+                blocks, size_bytes=len(positions) * load.block_bytes, timeout_s=load.until_s - began_s
+            )
+            if outcome is not None:
+                statuses, settled = outcome.statuses, outcome.settled
+        finally:
+            # Also when cancelled at shutdown: a plane's read ends, cancelled or not, only when its native call has.
+            self._finish(load, source, reserved, positions, statuses, settled)
+        if ReadStatus.PEER_LOST in statuses:
+            self._peers.failed(source.peer)
+        elif ReadStatus.LATE in statuses:
+            self._peers.late(source.peer, waited_s=self._clock() - began_s)
+
+    def _finish(
+        self,
+        load: Load,
+        source: Source,
+        reserved: Reserved,
+        positions: Sequence[int],
+        statuses: bytes,
+        settled: asyncio.Future[None],
+    ) -> None:
+        """Commits what arrived; the other slots are freed, or quarantined until nothing can write to them."""
+        arrived = [at for at, status in enumerate(statuses) if status == ReadStatus.OK]
+        if arrived:
+            self._store.commit(
+                reserved.reservation,
+                session=AGENT,
+                positions=[reserved.positions[at] for at in arrived],
+                checksums=b"".join(source.records[positions[at]]["checksum"].tobytes() for at in arrived),
+            )
+            load.peer_bytes += len(arrived) * load.block_bytes
+        if len(arrived) < len(statuses):
+            slots = self._store.quarantine(reserved.reservation, settled)
+            self._counters.quarantined += 0 if settled.done() else slots
+        bad = {positions[at]: OUTCOMES[ReadStatus(status)] for at, status in enumerate(statuses) if status != ReadStatus.OK}
+        load.plan.read(source.ask, bad)
+        self.hold(load, [positions[at] for at in arrived], LoadStatus.HIT_PEER)
+
+    def _sort_out(self, load: Load, ask: Ask, positions: Sequence[int], states: bytes) -> None:
+        """Blocks for which we got no slot: here by now, being written by somebody, or no room."""
+        here = []
+        for position, state in zip(positions, states, strict=True):
+            match BlockState(state):
+                case BlockState.PRESENT:
+                    here.append(position)
+                case BlockState.BUSY:
+                    load.writers[position] = ask
+                case BlockState.NO_SPACE:
+                    self._counters.no_space += 1
+        self.hold(load, here, LoadStatus.HIT_PEER)
+
+    def hold(self, load: Load, positions: Iterable[int], status: LoadStatus) -> None:
+        """Locks for the engine what is here now among `positions`, and notes it as a hit."""
+        chosen = tuple(positions)
+        wanted = load.fingerprints.select(chosen)
+        if load.session == AGENT or not self._store.is_attached(load.session):
+            here = self._store.present(load.namespace_digest, wanted)
+            load.plan.hold((position for position, flag in zip(chosen, here, strict=True) if flag), status)
+            return
+        locked = self._store.lock(load.namespace_digest, wanted, session=load.session, lease_s=load.lease_s, lock=load.lock)
+        if locked.lock:
+            load.lock, load.lock_expires_s = locked.lock, locked.expires_s
+        hits = []
+        for at, position in enumerate(chosen):
+            record = locked.records[BLOCK_RECORD_BYTES * at : BLOCK_RECORD_BYTES * (at + 1)]
+            if any(record):
+                load.records[BLOCK_RECORD_BYTES * position : BLOCK_RECORD_BYTES * (position + 1)] = record
+                hits.append(position)
+        load.plan.hold(hits, status)

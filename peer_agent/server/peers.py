@@ -1,0 +1,356 @@
+"""Connections to other agents: who they are now (epoch), by which plane their blocks come, and whether calling them pays.
+
+Rules:
+- One connection per node, made on first use by one task that all who need it share; each waits no longer than its own deadline.
+- Hello first; the answer must name the node that was meant. A plane is taken in our order of preference, the next one when it
+  cannot connect.
+- Circuit breaker per node: after a failure the node is skipped for breaker_s, doubling to breaker_max_s. When the pause is
+  over, the first load tries, and everyone else goes on skipping the node until that try has succeeded. So a dead peer costs
+  one connect timeout per pause, not one per request. Being late counts as failure only when the peer had a fair chance:
+  connect_timeout_s in one call, or LATE_LIMIT calls in a row; else a caller with a tight deadline would cut it off for others.
+- Failures are values for the reader (`PeerFailure`), never this agent's problem.
+
+Does not: decide whom to ask (peer_agent/core/plan.py) or what to do with bytes (peer_agent/server/reader.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import grpc
+import grpc.aio
+
+from kvdir.fingerprint import Fingerprints
+from kvdir.location import PROTOCOL_VERSION, NodeTrust
+from kvdir.v1 import common_pb2
+from peer_agent.core.budget import FlightBudget
+from peer_agent.core.plan import PeerFigures
+from peer_agent.server.tasks import OwnedTasks
+from peer_agent.transport.base import Connection, ReadList, ReadOutcome, Transport
+from peer_agent.v1 import peer_pb2, peer_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+UNLOCK_DELAY_S = 0.05
+"""How long an Unlock waits for a Lock to travel on."""
+
+UNLOCK_TIMEOUT_S = 1.0
+
+LATE_LIMIT = 3
+
+
+class PeerFailure(Exception):
+    """The peer did not answer usefully. late: by the deadline. restarted: it has another epoch now, ask again."""
+
+    def __init__(self, reason: str, *, late: bool = False, restarted: bool = False) -> None:
+        super().__init__(reason)
+        self.late = late
+        self.restarted = restarted
+
+
+@dataclass(frozen=True, slots=True)
+class LockAnswer:
+    """What the owner holds of a list: BLOCK_RECORD per fingerprint. lock is 0 when nothing was present."""
+
+    lock: int
+    epoch: int
+    records: bytes
+    owner_seq: int
+
+
+class Peer:
+    """One connected peer. `broken` once anything on it failed; then `Peers` makes a new one."""
+
+    def __init__(
+        self,
+        node: str,
+        address: str,
+        channel: grpc.aio.Channel,
+        hello: peer_pb2.HelloResponse,
+        connection: Connection,
+        *,
+        plane: str,
+        same_host: bool,
+        round_trip_s: float,
+        max_flight_bytes: int,
+    ) -> None:
+        self.node = node
+        self.address = address
+        self.epoch: int = hello.epoch
+        self.plane = plane
+        self.same_host = same_host
+        self.round_trip_s = round_trip_s
+        self.broken = False
+        self.lates = 0
+        self._channel = channel
+        self._stub = peer_pb2_grpc.PeerStub(channel)
+        self._connection = connection
+        self._budget = FlightBudget(max_flight_bytes)
+        self._tickets = itertools.count()
+        self._waiting: dict[int, asyncio.Event] = {}
+        self._unlocks: list[int] = []
+
+    async def lock(
+        self, namespace_digest: bytes, fingerprints: Fingerprints, *, reader: str, lease_s: float, timeout_s: float
+    ) -> LockAnswer:
+        """Which of these does it hold? Raises PeerFailure."""
+        unlocks, self._unlocks = self._unlocks, []
+        request = peer_pb2.LockRequest(
+            namespace_digest=namespace_digest,
+            fingerprints=common_pb2.Fingerprints(packed=fingerprints.packed, width=fingerprints.width),
+            lease_ms=max(1, int(lease_s * 1000)),
+            expected_epoch=self.epoch,
+            reader=reader,
+            unlock=unlocks,
+        )
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        try:
+            answer = await self._stub.Lock(request, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise self._failure(error) from error
+        if len(answer.blocks) != 32 * len(fingerprints):
+            self.broken = True
+            raise PeerFailure(f"{self.node} answered {len(answer.blocks)} bytes of records for {len(fingerprints)} blocks")
+        self.round_trip_s += (loop.time() - began_s - self.round_trip_s) / 8  # moving average, as TCP's (RFC 6298)
+        return LockAnswer(answer.lock, answer.epoch, answer.blocks, answer.owner_seq)
+
+    async def read(self, blocks: ReadList, *, size_bytes: int, timeout_s: float) -> ReadOutcome | None:
+        """Reads within the bytes-in-flight budget; None when the time was up before it began."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + timeout_s
+        ticket = next(self._tickets)
+        try:
+            if not self._budget.ask(ticket, size_bytes):
+                event = self._waiting[ticket] = asyncio.Event()
+                async with asyncio.timeout_at(until_s):
+                    await event.wait()
+            left_s = until_s - loop.time()
+            return await self._connection.read(blocks, deadline_s=left_s) if left_s > 0 else None
+        except TimeoutError:
+            return None
+        finally:
+            self._waiting.pop(ticket, None)
+            for admitted in self._budget.give_back(ticket):
+                if (waiter := self._waiting.get(admitted)) is not None:
+                    waiter.set()
+
+    def unlock_soon(self, lock: int) -> bool:
+        """Queues an Unlock for the next Lock to carry. True: the caller must see to `flush_unlocks` (nobody else will)."""
+        self._unlocks.append(lock)
+        return len(self._unlocks) == 1
+
+    async def flush_unlocks(self) -> None:
+        """Sends queued Unlocks that no Lock has taken along. A lost one ends with its lease."""
+        await asyncio.sleep(UNLOCK_DELAY_S)  # the window in which a Lock may carry them
+        unlocks, self._unlocks = self._unlocks, []
+        if not unlocks or self.broken:
+            return
+        try:
+            await self._stub.Unlock(peer_pb2.UnlockRequest(locks=unlocks), timeout=UNLOCK_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            log.debug("unlock at %s not delivered: %s", self.node, error.details())
+
+    async def close(self) -> None:
+        self.broken = True
+        await self._connection.close()
+        await self._channel.close()
+
+    def _failure(self, error: grpc.aio.AioRpcError) -> PeerFailure:
+        code, text = error.code(), f"{self.node}: {error.details()}"
+        match code:
+            case grpc.StatusCode.DEADLINE_EXCEEDED:
+                return PeerFailure(text, late=True)
+            case grpc.StatusCode.FAILED_PRECONDITION:
+                self.broken = True
+                return PeerFailure(text, restarted=True)
+            case grpc.StatusCode.NOT_FOUND | grpc.StatusCode.RESOURCE_EXHAUSTED:
+                return PeerFailure(text)
+        self.broken = True
+        return PeerFailure(text)
+
+
+@dataclass(slots=True)
+class _Breaker:
+    failures: int = 0
+    skip_until_s: float = 0.0
+
+
+class Peers:
+    """All peers of this agent, by node name."""
+
+    def __init__(
+        self,
+        *,
+        me: str,
+        epoch: int,
+        planes: Sequence[Transport],
+        channel: Callable[[str], grpc.aio.Channel],
+        connect_timeout_s: float,
+        breaker_s: float,
+        breaker_max_s: float,
+        max_flight_bytes: int,
+        tasks: OwnedTasks,
+        clock: Callable[[], float],
+    ) -> None:
+        self._me = me
+        self._epoch = epoch
+        self._planes = planes
+        self._channel = channel
+        self._connect_timeout_s = connect_timeout_s
+        self._breaker_s = breaker_s
+        self._breaker_max_s = breaker_max_s
+        self._max_flight_bytes = max_flight_bytes
+        self._tasks = tasks
+        self._clock = clock
+        self._peers: dict[str, Peer] = {}
+        self._connecting: dict[str, asyncio.Task[Peer | PeerFailure]] = {}
+        self._breakers: dict[str, _Breaker] = {}
+
+    def figures(self) -> Mapping[str, PeerFigures]:
+        """What the plan wants to know about each node we have met."""
+        names = self._peers.keys() | self._breakers.keys()
+        return {name: self._figures(name) for name in names}
+
+    def _figures(self, name: str) -> PeerFigures:
+        peer, breaker = self._peers.get(name), self._breakers.get(name)
+        return PeerFigures(
+            round_trip_s=peer.round_trip_s if peer else 0.0,
+            same_host=bool(peer and peer.same_host),
+            skip_until_s=breaker.skip_until_s if breaker else 0.0,
+        )
+
+    async def reach(self, node: NodeTrust, *, timeout_s: float) -> Peer:
+        """The connection to this node, made now if need be. Raises PeerFailure."""
+        peer = self._peers.get(node.node)
+        if peer is not None and not peer.broken and peer.address == node.peer_address:
+            return peer
+        connecting = self._connecting.get(node.node)
+        if connecting is None:
+            started = self._tasks.start(self._replace(node), name=f"connect-{node.node}")
+            if started is None:
+                raise PeerFailure(f"{node.node}: too much background work")
+            connecting = self._connecting[node.node] = started
+            started.add_done_callback(lambda _: self._connecting.pop(node.node, None))
+        done, _ = await asyncio.wait({connecting}, timeout=timeout_s)
+        if not done:
+            raise PeerFailure(f"{node.node}: no connection in time", late=True)
+        outcome = connecting.result()
+        if isinstance(outcome, PeerFailure):
+            raise outcome
+        return outcome
+
+    def failed(self, peer: Peer) -> None:
+        """The peer stopped answering or its plane broke: a new connection, after a pause."""
+        peer.broken = True
+        self._trip(peer.node)
+
+    def late(self, peer: Peer, *, waited_s: float) -> None:
+        """It missed a deadline after waited_s."""
+        peer.lates += 1
+        if waited_s >= self._connect_timeout_s or peer.lates >= LATE_LIMIT:
+            self.failed(peer)
+
+    def answered(self, peer: Peer) -> None:
+        """It works: forget earlier failures."""
+        peer.lates = 0
+        self._breakers.pop(peer.node, None)
+
+    def planes_in_use(self) -> dict[str, int]:
+        """Connected peers per plane."""
+        counts: dict[str, int] = {}
+        for peer in self._peers.values():
+            if not peer.broken:
+                counts[peer.plane] = counts.get(peer.plane, 0) + 1
+        return counts
+
+    async def close(self) -> None:
+        for task in list(self._connecting.values()):
+            task.cancel()
+        await asyncio.gather(*self._connecting.values(), return_exceptions=True)
+        await asyncio.gather(*(peer.close() for peer in self._peers.values()))
+        self._peers.clear()
+
+    async def _replace(self, node: NodeTrust) -> Peer | PeerFailure:
+        old = self._peers.pop(node.node, None)
+        if old is not None:
+            await old.close()
+        self._trip(node.node)  # until this try has succeeded
+        try:
+            peer = await self._connect(node)
+        except PeerFailure as failure:
+            log.info("no connection to %s: %s", node.node, failure)
+            return failure
+        self._breakers.pop(node.node, None)
+        self._peers[node.node] = peer
+        log.info("connected to %s (epoch %x) at %s by %s", peer.node, peer.epoch, peer.address, peer.plane)
+        return peer
+
+    async def _connect(self, node: NodeTrust) -> Peer:
+        channel = self._channel(node.peer_address)
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                hello, round_trip_s = await say_hello(
+                    channel,
+                    me=self._me,
+                    epoch=self._epoch,
+                    planes=[plane.name for plane in self._planes],
+                    timeout_s=self._connect_timeout_s,
+                )
+                if hello.node != node.node:
+                    raise PeerFailure(
+                        f"{node.peer_address} answers as {hello.node!r}, not {node.node!r}: the directory is behind"
+                    )
+                plane, connection = await self._open_plane(hello)
+            return Peer(
+                node.node, node.peer_address, channel, hello, connection,
+                plane=plane.name, same_host=plane.capabilities().same_host_only,
+                round_trip_s=round_trip_s, max_flight_bytes=self._max_flight_bytes,
+            )  # fmt: skip
+        except TimeoutError as error:
+            await channel.close()
+            raise PeerFailure(f"{node.node}: no connection to {node.peer_address} in {self._connect_timeout_s} s") from error
+        except BaseException:
+            await channel.close()
+            raise
+
+    async def _open_plane(self, hello: peer_pb2.HelloResponse) -> tuple[Transport, Connection]:
+        offers = {offer.transport: offer.descriptor for offer in hello.transports}
+        reasons = []
+        for plane in self._planes:
+            if plane.name not in offers:
+                reasons.append(f"{plane.name}: not offered")
+                continue
+            try:
+                return plane, await plane.connect(offers[plane.name], deadline_s=self._connect_timeout_s)
+            except (ConnectionError, ValueError) as error:
+                reasons.append(f"{plane.name}: {error}")
+        raise PeerFailure(f"{hello.node}: no common data plane ({'; '.join(reasons)})")
+
+    def _trip(self, name: str) -> None:
+        breaker = self._breakers.setdefault(name, _Breaker())
+        pause_s = min(self._breaker_s * 2**breaker.failures, self._breaker_max_s)
+        breaker.failures = min(breaker.failures + 1, 16)
+        breaker.skip_until_s = self._clock() + pause_s
+
+
+async def say_hello(
+    channel: grpc.aio.Channel, *, me: str, epoch: int, planes: Sequence[str], timeout_s: float
+) -> tuple[peer_pb2.HelloResponse, float]:
+    """(its answer, round trip in seconds). Raises PeerFailure: not reachable, or another protocol version."""
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    request = peer_pb2.HelloRequest(protocol_version=PROTOCOL_VERSION, node=me, epoch=epoch, transports=planes)
+    try:
+        hello = await peer_pb2_grpc.PeerStub(channel).Hello(request, timeout=timeout_s, wait_for_ready=False)
+    except grpc.aio.AioRpcError as error:
+        raise PeerFailure(f"cannot be reached: {error.details()}") from error
+    if hello.protocol_version != PROTOCOL_VERSION:
+        raise PeerFailure(
+            f"{hello.node} speaks protocol {hello.protocol_version}, we speak {PROTOCOL_VERSION}: run the same release on both"
+        )
+    return hello, loop.time() - began_s

@@ -1,0 +1,244 @@
+"""The shell around the inventory: whatever it decides is done here, to memory, to the event stream, and to the data planes.
+
+Order that everything rests on, without an await in between:
+  reserve  inventory picks slots -> headers odd (out of sight) -> REMOVED published -> slots handed to the writer
+  commit   header written, generation even -> visible in the inventory -> STORED published
+  lock     inventory pins -> planes may serve these slots under this lock until it expires
+  unlock   planes stop -> slots may be reused
+Owns: that order, and waking those who wait for another writer's block. Does not: choose peers or know gRPC.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from kvdir.core.event import Event
+from kvdir.errors import InvalidInput, Overloaded, TooLarge, UnknownNamespace
+from kvdir.fingerprint import Fingerprints
+from kvdir.namespace import Namespace
+from peer_agent import _native
+from peer_agent.core.effects import Ended, Locked, Occupancy, Reserved
+from peer_agent.core.inventory import AGENT, PEERS, Inventory
+from peer_agent.core.records import RESERVE_RECORD
+from peer_agent.memory.layout import HEADER_BYTES
+from peer_agent.transport.base import Transport
+
+
+class Store:
+    """What this node holds, with its bytes. Times are monotonic seconds of `clock`."""
+
+    def __init__(
+        self,
+        inventory: Inventory,
+        region: memoryview,
+        namespaces: Mapping[bytes, Namespace],
+        *,
+        publish: Callable[[Event], None],
+        clock: Callable[[], float],
+        max_locks: int,
+        max_fingerprints: int,
+    ) -> None:
+        self.namespaces = namespaces
+        self.planes: Sequence[Transport] = ()
+        self._inventory = inventory
+        self._region = region
+        self._publish = publish
+        self._clock = clock
+        self._max_locks = max_locks
+        self._max_fingerprints = max_fingerprints
+        self._done: dict[int, asyncio.Event] = {}
+
+    # sessions
+
+    def open_session(self, session: int) -> None:
+        self._inventory.open_session(session)
+
+    def end_session(self, session: int, *, writing: bool) -> None:
+        """See Inventory.end_session."""
+        self._inventory.end_session(session, writing=writing)
+        self._wake()
+
+    def is_attached(self, session: int) -> bool:
+        return self._inventory.is_attached(session)
+
+    def settle_gone_sessions(self, is_writing: Callable[[int], bool]) -> int:
+        """Frees what ended sessions left behind, once they can no longer write. Returns slots freed."""
+        gone = [session for session in self._inventory.ended_sessions() if not is_writing(session)]
+        return sum(self._inventory.settle_session(session) for session in gone)
+
+    # writers
+
+    def reserve(
+        self, namespace_digest: bytes, fingerprints: Fingerprints, *, session: int, lease_s: float
+    ) -> tuple[Reserved, bytes]:
+        """Slots to write to, and the ReserveResponse.blocks records that say so."""
+        self._check(fingerprints)
+        answer = self._inventory.reserve(namespace_digest, fingerprints, session=session, now_s=self._clock(), lease_s=lease_s)
+        generations = _native.begin_write(self._region, answer.offsets)
+        self._publish_all(answer.events)
+        records = np.zeros(len(fingerprints), RESERVE_RECORD)
+        records["state"] = np.frombuffer(answer.states, np.uint8)
+        granted = np.array(answer.positions, np.intp)
+        records["offset"][granted] = np.frombuffer(answer.offsets, "<u8")
+        records["generation"][granted] = np.frombuffer(generations, "<u8").astype("<u4")
+        return answer, records.tobytes()
+
+    def commit(
+        self, reservation: int, *, session: int, positions: Sequence[int] | None = None, checksums: bytes
+    ) -> tuple[int, int]:
+        """Makes blocks visible. checksums: u64 LE per chosen position, ascending. Returns (committed, rejected)."""
+        granted = self._inventory.granted(reservation, session=session, positions=positions)
+        if granted is None:
+            self.abort(reservation, session=session)  # the writer says that it has finished
+            return 0, len(checksums) // 8
+        if len(checksums) != 8 * len(granted.positions):
+            raise InvalidInput(f"{len(checksums)} bytes of checksums for {len(granted.positions)} blocks: 8 bytes a block")
+        namespace = self.namespaces[granted.namespace_digest]
+        records = _native.commit(
+            self._region,
+            granted.offsets,
+            granted.namespace_digest,
+            granted.fingerprints.packed,
+            granted.fingerprints.width,
+            namespace.block_bytes,
+            checksums,
+        )
+        self._publish_all(self._inventory.commit(reservation, granted, records))
+        self._wake()
+        return len(granted.positions), 0
+
+    async def checksums(self, reservation: int, *, session: int, positions: Sequence[int] | None) -> bytes:
+        """XXH3-64 of what was written, for writers that did not compute it. In a thread: it reads every byte."""
+        granted = self._inventory.granted(reservation, session=session, positions=positions)
+        if granted is None:
+            return b""
+        length = self.namespaces[granted.namespace_digest].block_bytes
+        starts = [int(offset) + HEADER_BYTES for offset in np.frombuffer(granted.offsets, "<u8")]
+
+        def compute() -> bytes:
+            return b"".join(_native.xxh3_64(self._region[at : at + length]).to_bytes(8, "little") for at in starts)
+
+        return await asyncio.to_thread(compute)
+
+    def abort(self, reservation: int, *, session: int) -> int:
+        """The writer has finished and wants nothing (more) committed. Returns slots freed."""
+        freed = self._inventory.abort(reservation, session=session)
+        self._wake()
+        return freed
+
+    def quarantine(self, reservation: int, settled: asyncio.Future[None]) -> int:
+        """A transfer may still write to what is open of our own `reservation`; free again once `settled` is done."""
+        if settled.done():
+            return self.abort(reservation, session=AGENT)
+        slots = self._inventory.quarantine(reservation)
+        self._wake()
+        settled.add_done_callback(lambda _: self._inventory.settle(reservation))
+        return slots
+
+    async def wait_for_writers(self, namespace_digest: bytes, fingerprints: Fingerprints, *, timeout_s: float) -> None:
+        """Until nobody is writing any of these blocks, or the time is up. Says nothing about the outcome."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + timeout_s
+        for reservation in self._inventory.writers(namespace_digest, fingerprints):
+            event = self._done.setdefault(reservation, asyncio.Event())
+            try:
+                async with asyncio.timeout_at(until_s):
+                    await event.wait()
+            except TimeoutError:
+                return
+
+    # readers
+
+    def present(self, namespace_digest: bytes, fingerprints: Fingerprints) -> bytes:
+        """One byte per fingerprint: 1 if it is visible here."""
+        self._check(fingerprints)
+        return self._inventory.present(namespace_digest, fingerprints)
+
+    def lock(
+        self, namespace_digest: bytes, fingerprints: Fingerprints, *, session: int, lease_s: float, lock: int = 0
+    ) -> Locked:
+        """Locks what is here, for the whole list. For peers, the planes may serve it from now on."""
+        self._check(fingerprints)
+        locked = self._inventory.lock(
+            namespace_digest, fingerprints, session=session, now_s=self._clock(), lease_s=lease_s, lock=lock
+        )
+        if session == PEERS and locked.lock:
+            for plane in self.planes:
+                plane.grant(locked.lock, locked.records, expires_s=locked.expires_s)
+        return locked
+
+    def admit_lock(self) -> None:
+        """Raises Overloaded when as many locks are held as are allowed."""
+        if self._inventory.locks >= self._max_locks:
+            raise Overloaded(f"{self._max_locks} locks are held: release some, wait for leases to end, or raise max_locks")
+
+    def unlock(self, locks: Iterable[int], *, session: int) -> int:
+        """Ends locks early; returns how many were not (or no longer) this session's."""
+        return self._end(self._inventory.unlock(locks, session=session)).unknown
+
+    def pin(self, namespace_digest: bytes, fingerprints: Fingerprints, *, pin_s: float) -> int:
+        """See Inventory.pin."""
+        self._check(fingerprints)
+        return self._inventory.pin(namespace_digest, fingerprints, now_s=self._clock(), pin_s=pin_s)
+
+    def discard(self, namespace_digest: bytes, fingerprints: Fingerprints) -> int:
+        """Takes blocks that failed verification out of sight, here and in the directory. Returns how many were here."""
+        self._check(fingerprints)
+        offsets, events = self._inventory.discard(namespace_digest, fingerprints)
+        _native.retire(self._region, offsets)
+        self._publish_all(events)
+        return len(offsets) // 8
+
+    def tick(self) -> None:
+        """Ends leases that have run out."""
+        self._end(self._inventory.tick(self._clock()))
+        self._wake()
+
+    # figures
+
+    def held(self, namespace_digest: bytes) -> tuple[Fingerprints, ...]:
+        return self._inventory.held(namespace_digest)
+
+    def occupancy(self) -> tuple[Occupancy, ...]:
+        return self._inventory.occupancy()
+
+    @property
+    def locks(self) -> int:
+        return self._inventory.locks
+
+    @property
+    def sessions(self) -> int:
+        return self._inventory.open_sessions
+
+    def namespace(self, digest: bytes) -> Namespace:
+        """UnknownNamespace, naming what is known, if it is not served here."""
+        found = self.namespaces.get(digest)
+        if found is None:
+            known = ", ".join(namespace.short for namespace in self.namespaces.values())
+            raise UnknownNamespace(f"namespace {digest.hex()[:16]} is not served here; here: {known}")
+        return found
+
+    # internals
+
+    def _check(self, fingerprints: Fingerprints) -> None:
+        if len(fingerprints) > self._max_fingerprints:
+            raise TooLarge(
+                f"{len(fingerprints)} fingerprints in one request, max_fingerprints is {self._max_fingerprints}: split the list"
+            )
+
+    def _publish_all(self, events: Iterable[Event]) -> None:
+        for event in events:
+            self._publish(event)
+
+    def _end(self, ended: Ended) -> Ended:
+        for lock in ended.revoked:
+            for plane in self.planes:
+                plane.revoke(lock)
+        return ended
+
+    def _wake(self) -> None:
+        for reservation in [number for number in self._done if not self._inventory.is_open(number)]:
+            self._done.pop(reservation).set()

@@ -1,0 +1,53 @@
+"""Background work with an owner: started here, counted, and awaited when the owner closes.
+
+A task that fails is logged with its traceback and counted, once, by the owner; it never disappears. Bounded: beyond `limit`
+tasks, `start` refuses, and the caller decides what that means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+class OwnedTasks:
+    """A bounded set of running tasks."""
+
+    def __init__(self, *, limit: int) -> None:
+        self._limit = limit
+        self._running: set[asyncio.Task[Any]] = set()
+        self.failures = 0
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def start(self, work: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T] | None:
+        """The task, or None (and `work` closed unstarted) when too many run."""
+        if len(self._running) >= self._limit:
+            work.close()
+            return None
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.failures += 1
+            log.error("background task %s failed", task.get_name(), exc_info=error)
+
+    async def close(self, *, timeout_s: float) -> None:
+        """Lets what runs end within timeout_s, then cancels and awaits the rest."""
+        if self._running:
+            await asyncio.wait(self._running, timeout=timeout_s)
+        left = list(self._running)
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
