@@ -131,6 +131,11 @@ class Arena:
         status = os.fstat(self._fd)
         return status.st_dev, status.st_ino
 
+    @property
+    def fd(self) -> int:
+        """The open file, for presence locks (presence.py); valid until close."""
+        return self._fd
+
     def epoch_now(self) -> int:
         """What the superblock says at this moment; differs from `epoch` (0) once the owner closed or was replaced."""
         return int(SUPERBLOCK.unpack_from(self.region)[4])
