@@ -240,6 +240,11 @@ class Inventory:
         mine = asked & self._session(session).locks
         return Ended(self._end_locks(mine), len(asked) - len(mine))
 
+    def locked_records(self, lock: int, *, session: int) -> set[bytes]:
+        """The records that a live lock of this session covers; empty when it has ended."""
+        found = self._locks.get(lock)
+        return found.table.records(found.slots) if found is not None and found.session == session else set()
+
     def pin(self, namespace_digest: bytes, fingerprints: Fingerprints, *, now_s: float, pin_s: float) -> int:
         """Protects visible blocks from eviction until now_s + pin_s; 0 unpins. Returns how many blocks that concerned."""
         table = self._table(namespace_digest)

@@ -65,6 +65,10 @@ class SlotTable:
         """Slot header offsets, u64 LE, packed."""
         return b"".join([self._offsets[slot] for slot in slots])
 
+    def records(self, slots: Iterable[int]) -> set[bytes]:
+        """Records of those of the slots that are still visible."""
+        return {self._records[slot] for slot in slots if self._states[slot] == SlotState.COMMITTED}
+
     def state(self, slot: int) -> SlotState:
         return SlotState(self._states[slot])
 

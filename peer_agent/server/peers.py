@@ -21,12 +21,13 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import grpc
 import grpc.aio
 
+from kvdir.errors import DeadlineExceeded, Overloaded, StaleEpoch, TooLarge, UnknownNamespace
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import PROTOCOL_VERSION, NodeTrust
-from kvdir.v1 import common_pb2
+from kvdir.rpc.lookup_codec import encode_fingerprints
+from kvdir.rpc.status import from_rpc_error
 from peer_agent.core.budget import FlightBudget
 from peer_agent.core.plan import PeerFigures
 from peer_agent.server.tasks import OwnedTasks
@@ -101,7 +102,7 @@ class Peer:
         unlocks, self._unlocks = self._unlocks, []
         request = peer_pb2.LockRequest(
             namespace_digest=namespace_digest,
-            fingerprints=common_pb2.Fingerprints(packed=fingerprints.packed, width=fingerprints.width),
+            fingerprints=encode_fingerprints(fingerprints),
             lease_ms=max(1, int(lease_s * 1000)),
             expected_epoch=self.epoch,
             reader=reader,
@@ -161,17 +162,17 @@ class Peer:
         await self._channel.close()
 
     def _failure(self, error: grpc.aio.AioRpcError) -> PeerFailure:
-        code, text = error.code(), f"{self.node}: {error.details()}"
-        match code:
-            case grpc.StatusCode.DEADLINE_EXCEEDED:
-                return PeerFailure(text, late=True)
-            case grpc.StatusCode.FAILED_PRECONDITION:
+        meant = from_rpc_error(error, target=self.address)
+        match meant:
+            case DeadlineExceeded():
+                return PeerFailure(f"{self.node}: no answer in time", late=True)
+            case StaleEpoch():
                 self.broken = True
-                return PeerFailure(text, restarted=True)
-            case grpc.StatusCode.NOT_FOUND | grpc.StatusCode.RESOURCE_EXHAUSTED:
-                return PeerFailure(text)
+                return PeerFailure(f"{self.node}: {meant}", restarted=True)
+            case UnknownNamespace() | TooLarge() | Overloaded():
+                return PeerFailure(f"{self.node}: {meant}")
         self.broken = True
-        return PeerFailure(text)
+        return PeerFailure(f"{self.node}: {meant}")
 
 
 @dataclass(slots=True)

@@ -92,8 +92,7 @@ class Store:
         """Makes blocks visible. checksums: u64 LE per chosen position, ascending. Returns (committed, rejected)."""
         granted = self._inventory.granted(reservation, session=session, positions=positions)
         if granted is None:
-            self.abort(reservation, session=session)  # the writer says that it has finished
-            return 0, len(checksums) // 8
+            return 0, self.abort(reservation, session=session)  # the writer says that it has finished
         if len(checksums) != 8 * len(granted.positions):
             raise InvalidInput(f"{len(checksums)} bytes of checksums for {len(granted.positions)} blocks: 8 bytes a block")
         namespace = self.namespaces[granted.namespace_digest]
@@ -122,6 +121,11 @@ class Store:
             return b"".join(_native.xxh3_64(self._region[at : at + length]).to_bytes(8, "little") for at in starts)
 
         return await asyncio.to_thread(compute)
+
+    def granted_positions(self, reservation: int, *, session: int) -> tuple[int, ...]:
+        """Positions that may still be committed; empty when the reservation is gone."""
+        granted = self._inventory.granted(reservation, session=session)
+        return granted.positions if granted else ()
 
     def abort(self, reservation: int, *, session: int) -> int:
         """The writer has finished and wants nothing (more) committed. Returns slots freed."""
@@ -178,6 +182,10 @@ class Store:
     def unlock(self, locks: Iterable[int], *, session: int) -> int:
         """Ends locks early; returns how many were not (or no longer) this session's."""
         return self._end(self._inventory.unlock(locks, session=session)).unknown
+
+    def locked_records(self, lock: int, *, session: int) -> set[bytes]:
+        """The BLOCK_RECORDs that a live lock of this session covers; empty when it has ended."""
+        return self._inventory.locked_records(lock, session=session)
 
     def pin(self, namespace_digest: bytes, fingerprints: Fingerprints, *, pin_s: float) -> int:
         """See Inventory.pin."""

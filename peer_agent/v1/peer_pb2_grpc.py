@@ -70,7 +70,7 @@ class PeerServicer(object):
     def Lock(self, request, context):
         """"Which of these do you hold right now?" Present blocks are locked for lease_ms: they will not be evicted and their
         slots not rewritten before Unlock or expiry. Answers for the whole list, sparse.
-        Errors: NOT_FOUND unknown namespace, FAILED_PRECONDITION expected_epoch is not ours (the peer restarted),
+        Errors: NOT_FOUND unknown namespace, ABORTED expected_epoch is not ours (the peer restarted),
         RESOURCE_EXHAUSTED too many keys or locks (limit named). Lost answer: the lock expires by itself.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

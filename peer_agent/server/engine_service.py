@@ -1,0 +1,272 @@
+"""peer_agent.v1.Engine: what this node answers to engines of its host. Thin: messages to values, one call, and back.
+
+A session lives as long as its Attach call. When that ends, locks go at once, and reservations when the engine can no longer
+write (peer_agent/memory/presence.py). Errors leave as KvdirError and become statuses in kvdir/rpc (interceptor).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc.aio
+import numpy as np
+
+from kvdir.errors import InvalidInput, KvdirError, RemoteProtocolError, UnknownNamespace
+from kvdir.fingerprint import Fingerprints
+from kvdir.location import PROTOCOL_VERSION
+from kvdir.rpc.lookup_codec import decode_fingerprints, encode_trust
+from peer_agent.core.effects import Occupancy
+from peer_agent.core.inventory import AGENT
+from peer_agent.server.identity import Identity, Limits
+from peer_agent.server.load import Directory
+from peer_agent.server.namespaces import explain_unknown
+from peer_agent.server.reader import Reader
+from peer_agent.server.store import Store
+from peer_agent.server.tasks import OwnedTasks
+from peer_agent.v1 import engine_pb2, engine_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class EngineService(engine_pb2_grpc.EngineServicer):
+    """is_writing: whether the engine of a session holds its presence lock. publishing: in words, for Inventory."""
+
+    def __init__(
+        self,
+        store: Store,
+        reader: Reader,
+        directory: Directory | None,
+        identity: Identity,
+        limits: Limits,
+        *,
+        prefetches: OwnedTasks,
+        is_writing: Callable[[int], bool],
+        publishing: Callable[[], str],
+    ) -> None:
+        self._store = store
+        self._reader = reader
+        self._directory = directory
+        self._identity = identity
+        self._limits = limits
+        self._prefetches = prefetches
+        self._is_writing = is_writing
+        self._publishing = publishing
+        self._sessions: dict[int, bytes] = {}  # session -> namespace digest
+        self._closing = asyncio.Event()
+
+    def close(self) -> None:
+        """Ends every session: engines see their Attach call end."""
+        self._closing.set()
+
+    async def Attach(self, request: engine_pb2.AttachRequest, context: Context) -> AsyncIterator[engine_pb2.AttachResponse]:
+        if request.protocol_version != PROTOCOL_VERSION:
+            raise RemoteProtocolError(
+                f"engine speaks protocol {request.protocol_version}, agent {PROTOCOL_VERSION}: run the same release on both"
+            )
+        namespace = self._store.namespaces.get(request.namespace_digest)
+        if namespace is None:
+            known = self._store.namespaces.values()
+            raise UnknownNamespace(explain_unknown(request.namespace_digest, request.namespace_canonical_json, known))
+        session = secrets.randbits(64) or 1
+        slots = next(item.slots for item in self._store.occupancy() if item.namespace_digest == namespace.digest)
+        self._store.open_session(session)
+        self._sessions[session] = namespace.digest
+        log.info("engine %s attached, session %x, namespace %s", request.engine, session, namespace.short)
+        try:
+            yield engine_pb2.AttachResponse(
+                protocol_version=PROTOCOL_VERSION,
+                node=self._identity.node,
+                epoch=self._identity.epoch,
+                session=session,
+                arena_path=self._identity.arena_path,
+                arena_id=self._identity.arena_id,
+                arena_bytes=self._identity.arena_bytes,
+                block_bytes=namespace.block_bytes,
+                block_tokens=namespace.block_tokens,
+                slots=slots,
+                max_fingerprints=self._limits.max_fingerprints,
+            )
+            await self._closing.wait()
+        finally:
+            del self._sessions[session]
+            writing = self._is_writing(session)
+            self._store.end_session(session, writing=writing)
+            log.info("engine %s detached, session %x%s", request.engine, session, ", still writing" if writing else "")
+
+    async def Reserve(self, request: engine_pb2.ReserveRequest, context: Context) -> engine_pb2.ReserveResponse:
+        digest = self._namespace_of(request.session)
+        if not self._is_writing(request.session):
+            raise InvalidInput("reserve without the presence lock: take it after Attach, see peer_agent/memory/presence.py")
+        self._store.unlock(request.release, session=request.session)
+        lease_s = self._limits.lease_s(request.lease_ms)
+        reserved, records = self._store.reserve(
+            digest, decode_fingerprints(request.fingerprints), session=request.session, lease_s=lease_s
+        )
+        return engine_pb2.ReserveResponse(
+            protocol_version=PROTOCOL_VERSION, reservation=reserved.reservation, blocks=records, lease_ms=int(lease_s * 1000)
+        )
+
+    async def Commit(self, request: engine_pb2.CommitRequest, context: Context) -> engine_pb2.CommitResponse:
+        self._namespace_of(request.session)
+        session, reservation = request.session, request.reservation
+        granted = self._store.granted_positions(reservation, session=session)
+        chosen = _positions(request.positions) if request.positions else list(granted)
+        checksums = request.checksums
+        if checksums:
+            checksums = _select_checksums(checksums, granted, chosen)
+        else:
+            checksums = await self._store.checksums(reservation, session=session, positions=chosen)
+        committed, rejected = self._store.commit(reservation, session=session, positions=chosen, checksums=checksums)
+        self._store.abort(reservation, session=session)
+        return engine_pb2.CommitResponse(protocol_version=PROTOCOL_VERSION, committed=committed, rejected=rejected)
+
+    async def Abort(self, request: engine_pb2.AbortRequest, context: Context) -> engine_pb2.AbortResponse:
+        self._namespace_of(request.session)
+        return engine_pb2.AbortResponse(aborted=self._store.abort(request.reservation, session=request.session))
+
+    async def Lookup(self, request: engine_pb2.EngineLookupRequest, context: Context) -> engine_pb2.EngineLookupResponse:
+        digest = self._namespace_of(request.session)
+        fingerprints = decode_fingerprints(request.fingerprints)
+        answer = engine_pb2.EngineLookupResponse(
+            protocol_version=PROTOCOL_VERSION, local=self._store.present(digest, fingerprints)
+        )
+        if request.deadline_ms and self._directory is not None:
+            await self._nominate(answer, digest, fingerprints, self._deadline_s(request.deadline_ms, context))
+        if not answer.nominated:
+            answer.nominated = bytes(len(fingerprints))
+        return answer
+
+    async def Load(self, request: engine_pb2.LoadRequest, context: Context) -> engine_pb2.LoadResponse:
+        digest = self._namespace_of(request.session)
+        self._store.unlock(request.release, session=request.session)
+        self._store.admit_lock()
+        lease_s = self._limits.lease_s(request.lease_ms)
+        load = await self._reader.load(
+            digest,
+            decode_fingerprints(request.fingerprints),
+            session=request.session,
+            timeout_s=self._deadline_s(request.deadline_ms, context),
+            lease_s=lease_s,
+            local_only=request.local_only,
+        )
+        return engine_pb2.LoadResponse(
+            protocol_version=PROTOCOL_VERSION,
+            lock=load.lock,
+            lease_ms=int(lease_s * 1000),
+            blocks=load.answer(),
+            peer_bytes=load.peer_bytes,
+            lookup_us=int(load.lookup_s * 1e6),
+            lock_us=int(load.lock_s * 1e6),
+            read_us=int(load.read_s * 1e6),
+            nodes=[encode_trust(node) for node in load.nodes],
+            directory_reached=load.directory_reached,
+        )
+
+    async def Release(self, request: engine_pb2.ReleaseRequest, context: Context) -> engine_pb2.ReleaseResponse:
+        digest = self._namespace_of(request.session)
+        if request.HasField("corrupt"):
+            corrupt = decode_fingerprints(request.corrupt)
+            gone = self._store.discard(digest, corrupt)
+            log.warning("session %x: %d blocks failed verification, %d taken out of sight", request.session, len(corrupt), gone)
+        return engine_pb2.ReleaseResponse(unknown=self._store.unlock(request.locks, session=request.session))
+
+    async def Prefetch(self, request: engine_pb2.PrefetchRequest, context: Context) -> engine_pb2.PrefetchResponse:
+        digest = self._namespace_of(request.session)
+        fingerprints = decode_fingerprints(request.fingerprints)
+        local = self._store.present(digest, fingerprints).count(1)
+        timeout_s = self._deadline_s(request.deadline_ms, None)
+        work = self._reader.load(digest, fingerprints, session=AGENT, timeout_s=timeout_s, lease_s=0.0)
+        started = self._prefetches.start(work, name="prefetch")
+        accepted = len(fingerprints) - local if started is not None else 0
+        return engine_pb2.PrefetchResponse(protocol_version=PROTOCOL_VERSION, accepted=accepted, local=local)
+
+    async def Pin(self, request: engine_pb2.PinRequest, context: Context) -> engine_pb2.PinResponse:
+        digest = self._namespace_of(request.session)
+        pin_s = min(request.pin_ms / 1000, self._limits.max_pin_s)
+        pinned = self._store.pin(digest, decode_fingerprints(request.fingerprints), pin_s=pin_s)
+        return engine_pb2.PinResponse(protocol_version=PROTOCOL_VERSION, pinned=pinned)
+
+    async def Inventory(self, request: engine_pb2.InventoryRequest, context: Context) -> engine_pb2.InventoryResponse:
+        return engine_pb2.InventoryResponse(
+            protocol_version=PROTOCOL_VERSION,
+            node=self._identity.node,
+            epoch=self._identity.epoch,
+            arena_path=self._identity.arena_path,
+            arena_bytes=self._identity.arena_bytes,
+            namespaces=[self._namespace_inventory(item) for item in self._store.occupancy()],
+            sessions=self._store.sessions,
+            locks=self._store.locks,
+            publishing=self._publishing(),
+        )
+
+    # internals
+
+    def _namespace_of(self, session: int) -> bytes:
+        digest = self._sessions.get(session)
+        if digest is None:
+            raise InvalidInput(f"session {session:x} is not attached: the agent restarted or the session ended, attach again")
+        return digest
+
+    def _deadline_s(self, deadline_ms: int, context: Context | None) -> float:
+        return self._limits.deadline_s(deadline_ms, context.time_remaining() if context else None)
+
+    async def _nominate(
+        self, answer: engine_pb2.EngineLookupResponse, digest: bytes, fingerprints: Fingerprints, timeout_s: float
+    ) -> None:
+        assert self._directory is not None
+        try:
+            found = await self._directory.nominate(digest, fingerprints, timeout_s=timeout_s)
+        except KvdirError as error:
+            log.debug("lookup without directory: %s", error)
+            return
+        counts = np.zeros(len(fingerprints), np.int64)
+        for claim in found.claims:
+            if claim.node.node != self._identity.node:
+                counts[list(claim.positions)] += 1
+        answer.nominated = np.minimum(counts, 255).astype(np.uint8).tobytes()
+        answer.nodes.extend(encode_trust(node) for node in found.nodes)
+        answer.directory_reached = True
+
+    def _namespace_inventory(self, item: Occupancy) -> engine_pb2.NamespaceInventory:
+        namespace = self._store.namespaces[item.namespace_digest]
+        return engine_pb2.NamespaceInventory(
+            digest=item.namespace_digest,
+            name=namespace.short,
+            block_bytes=item.block_bytes,
+            block_tokens=namespace.block_tokens,
+            slots=item.slots,
+            committed=item.committed,
+            free=item.free,
+            reserved=item.reserved,
+            retired=item.retired,
+            quarantined=item.quarantined,
+            locked=item.locked,
+            pinned=item.pinned,
+            evicted=item.evicted,
+        )
+
+
+def _positions(packed: bytes) -> list[int]:
+    if len(packed) % 4:
+        raise InvalidInput(f"{len(packed)} bytes of positions: pass u32 little endian, packed")
+    return sorted(set(np.frombuffer(packed, "<u4").tolist()))
+
+
+def _select_checksums(packed: bytes, granted: tuple[int, ...], chosen: list[int]) -> bytes:
+    """Checksums come for all granted blocks in Reserve order; those of the chosen positions."""
+    if not granted:
+        return b""  # the reservation is gone: commit will reject everything
+    if len(packed) != 8 * len(granted):
+        raise InvalidInput(
+            f"{len(packed)} bytes of checksums for {len(granted)} granted blocks: 8 bytes each, in Reserve order"
+        )
+    index = {position: at for at, position in enumerate(granted)}
+    if not set(chosen) <= index.keys():
+        raise InvalidInput("commit names positions that were not granted by this reservation")
+    return b"".join(packed[8 * index[position] : 8 * index[position] + 8] for position in chosen)

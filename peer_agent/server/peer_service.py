@@ -1,0 +1,110 @@
+"""peer_agent.v1.Peer: what this node answers to other agents. Thin: messages to values, one call into the store, and back.
+
+Errors leave as KvdirError and become statuses in kvdir/rpc (interceptor). Does not: decide or wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc.aio
+import numpy as np
+
+from kvdir.errors import InvalidInput, StaleEpoch, TooLarge
+from kvdir.location import PROTOCOL_VERSION
+from kvdir.rpc.lookup_codec import decode_fingerprints
+from peer_agent import _native
+from peer_agent.core.effects import BLOCK_RECORD_BYTES
+from peer_agent.core.inventory import PEERS
+from peer_agent.core.records import BLOCK_RECORD
+from peer_agent.memory.layout import HEADER_BYTES
+from peer_agent.server.identity import Identity, Limits
+from peer_agent.server.store import Store
+from peer_agent.v1 import peer_pb2, peer_pb2_grpc
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class PeerService(peer_pb2_grpc.PeerServicer):
+    """offers: descriptor per plane, as `Transport.export` returned it. owner_seq: our last event's number."""
+
+    def __init__(
+        self,
+        store: Store,
+        region: memoryview,
+        identity: Identity,
+        limits: Limits,
+        *,
+        offers: dict[str, bytes],
+        owner_seq: Callable[[], int],
+    ) -> None:
+        self._store = store
+        self._region = region
+        self._identity = identity
+        self._limits = limits
+        self._offers = offers
+        self._owner_seq = owner_seq
+
+    async def Hello(self, request: peer_pb2.HelloRequest, context: Context) -> peer_pb2.HelloResponse:
+        return peer_pb2.HelloResponse(
+            protocol_version=PROTOCOL_VERSION,
+            node=self._identity.node,
+            epoch=self._identity.epoch,
+            transports=[
+                peer_pb2.TransportOffer(transport=name, descriptor=descriptor) for name, descriptor in self._offers.items()
+            ],
+            agent_version=self._identity.version,
+        )
+
+    async def Lock(self, request: peer_pb2.LockRequest, context: Context) -> peer_pb2.LockResponse:
+        self._store.unlock(request.unlock, session=PEERS)
+        if request.expected_epoch not in (0, self._identity.epoch):
+            raise StaleEpoch(
+                f"{self._identity.node} has epoch {self._identity.epoch:x}, not {request.expected_epoch:x}: "
+                "it restarted, say Hello again"
+            )
+        self._store.namespace(request.namespace_digest)
+        self._store.admit_lock()
+        lease_s = self._limits.lease_s(request.lease_ms)
+        locked = self._store.lock(
+            request.namespace_digest, decode_fingerprints(request.fingerprints), session=PEERS, lease_s=lease_s
+        )
+        return peer_pb2.LockResponse(
+            protocol_version=PROTOCOL_VERSION,
+            epoch=self._identity.epoch,
+            lock=locked.lock,
+            lease_ms=int(lease_s * 1000),
+            blocks=locked.records,
+            present=locked.present,
+            owner_seq=self._owner_seq(),
+        )
+
+    async def Unlock(self, request: peer_pb2.UnlockRequest, context: Context) -> peer_pb2.UnlockResponse:
+        return peer_pb2.UnlockResponse(unknown=self._store.unlock(request.locks, session=PEERS))
+
+    async def Read(self, request: peer_pb2.ReadRequest, context: Context) -> AsyncIterator[peer_pb2.ReadChunk]:
+        records = self._readable(request)
+        for position, record in enumerate(records):
+            offset, length = int(record["offset"]), int(record["length"])
+            packed = offset.to_bytes(8, "little")
+            header = _native.headers(self._region, packed)
+            payload = bytes(self._region[offset + HEADER_BYTES : offset + HEADER_BYTES + length])
+            after = _native.headers(self._region, packed)
+            yield peer_pb2.ReadChunk(
+                position=position, header=header, payload=payload, generation_after=int.from_bytes(after[8:16], "little")
+            )
+
+    def _readable(self, request: peer_pb2.ReadRequest) -> np.ndarray[Any, Any]:
+        if len(request.blocks) % BLOCK_RECORD_BYTES:
+            raise InvalidInput(f"{len(request.blocks)} bytes of records: pass whole LockResponse.blocks records")
+        records = np.frombuffer(request.blocks, BLOCK_RECORD)
+        size = int(records["length"].sum(dtype=np.uint64))
+        if size > self._limits.max_reply_bytes:
+            limit = self._limits.max_reply_bytes
+            raise TooLarge(f"{size} bytes asked over gRPC, max_reply_bytes is {limit}: use a data plane, or ask for less")
+        starts = range(0, len(request.blocks), BLOCK_RECORD_BYTES)
+        asked = {request.blocks[at : at + BLOCK_RECORD_BYTES] for at in starts}
+        if not asked <= self._store.locked_records(request.lock, session=PEERS):
+            raise InvalidInput(f"lock {request.lock:x} does not cover these blocks, or has ended: lock them first")
+        return records
