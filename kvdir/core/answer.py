@@ -6,6 +6,7 @@ Layouts are those of kvdir.v1.LookupResponse (little-endian). Standard library o
 
 from __future__ import annotations
 
+import enum
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +15,13 @@ from kvdir.location import NodeTrust, Tier
 
 _RUN = struct.Struct("<III")
 _HOLDER = struct.Struct("<I")
+
+
+class LookupMode(enum.IntEnum):
+    """SPARSE: every position on its own. PREFIX: one run from position 0, chained fingerprints only. As kvdir.v1.LookupMode."""
+
+    SPARSE = 1
+    PREFIX = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +58,20 @@ class Lookup:
         """Set `number` as (index into nodes, tier); tiers unknown to this release are left out."""
         values = (value for (value,) in _HOLDER.iter_unpack(self.sets[number]))
         return tuple((value >> 8, Tier(value & 0xFF)) for value in values if value & 0xFF in _TIERS)
+
+    def fault(self) -> str:
+        """Why runs, sets and nodes do not fit together, in words; empty when they do. For answers from elsewhere."""
+        if len(self.runs) % _RUN.size or any(len(packed) % _HOLDER.size for packed in self.sets):
+            return "runs or sets are cut short"
+        end = 0
+        for start, count, number in _RUN.iter_unpack(self.runs):
+            if start < end or start + count > self.asked or number >= len(self.sets):
+                return f"run ({start}, {count}, {number}) is out of range"
+            end = start + count
+        for packed in self.sets:
+            if any(value >> 8 >= len(self.nodes) for (value,) in _HOLDER.iter_unpack(packed)):
+                return "a set names a node that is not listed"
+        return ""
 
     def coverage(self) -> dict[int, int]:
         """How many of the positions asked for each node is said to hold, in whatever tier; by index into nodes."""

@@ -177,9 +177,9 @@ class Directory:
         stream.cursor.heartbeat(heartbeat.last_seq, now_s=now_s)
         stream.figures, stream.heartbeat_s = heartbeat.figures, now_s
         stream.dropped_events = heartbeat.dropped_events
-        if heartbeat.counts_valid:
-            for count in heartbeat.figures.counts:
-                stream.owner_counts[count.namespace_digest, count.tier] = (count, heartbeat.last_seq)
+        if heartbeat.figures.counts is not None:
+            stream.owner_counts = {(count.namespace_digest, count.tier): count for count in heartbeat.figures.counts}
+            stream.owner_counts_seq = heartbeat.last_seq
         compare_counts(stream, heartbeat, now_s=now_s)
 
     def replay_unavailable(self, stream: Stream, *, now_s: float) -> None:

@@ -81,21 +81,23 @@ class OwnerCount:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatFigures:
-    """What the agent adds to a heartbeat. The counts must be as of the outbox's `last_seq` at the moment of the call."""
+    """What the agent adds to a heartbeat.
+
+    counts: complete (what is not named is not held), as of the outbox's `last_seq` at the moment of the call; None: not stated.
+    """
 
     used_bytes: int = 0
     capacity_bytes: int = 0
-    counts: tuple[OwnerCount, ...] = ()
+    counts: tuple[OwnerCount, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """last_seq: everything up to it was sent before this heartbeat, or is lost. counts_valid: the counts are as of last_seq."""
+    """last_seq: everything up to it was sent before this heartbeat, or is lost. figures.counts are as of last_seq."""
 
     last_seq: int
     figures: HeartbeatFigures
     dropped_events: int = 0
-    counts_valid: bool = True
 
 
 @dataclass(frozen=True, slots=True)

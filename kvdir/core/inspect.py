@@ -41,14 +41,14 @@ def _node_view(stream: Stream, now_s: float) -> NodeView:
 
 def _holding_view(stream: Stream, holder: Holder[Stream]) -> HoldingView:
     digest = holder.namespace.digest
-    count, at_seq = stream.owner_counts.get((digest, holder.tier), (None, 0))
+    count = stream.owner_counts.get((digest, holder.tier))
     return HoldingView(
         namespace_digest=digest,
         tier=holder.tier,
         blocks=stream.blocks_figure(holder),
         bytes=stream.blocks_figure(holder, block_bytes=holder.namespace.block_bytes),
         owner_blocks=count.blocks if count else 0,
-        owner_at_seq=at_seq,
+        owner_at_seq=stream.owner_counts_seq,
     )
 
 

@@ -72,7 +72,8 @@ class Stream:
     intake: SnapshotIntake | None = None
     namespaces: frozenset[bytes] = frozenset()
     figures: HeartbeatFigures = field(default_factory=HeartbeatFigures)
-    owner_counts: dict[HolderKey, tuple[OwnerCount, int]] = field(default_factory=dict)
+    owner_counts: dict[HolderKey, OwnerCount] = field(default_factory=dict)
+    owner_counts_seq: int = 0
     heartbeat_s: float = 0.0
     dropped_events: int = 0
     hidden: bool = False

@@ -4,12 +4,14 @@
                  ^ replay can go back to replayable_from          ^ append
 
 Rules: every event consumes a number, also one that is lost, so a loss is always a visible hole at the other end. Bounded
-in events and bytes; when full the oldest go: a reader that had not sent them yet skips them (its loss, counted there), and a coordinator
-that needs them again gets a snapshot. One outbox serves any number of senders (sender.py), each with its own position.
-Not thread-safe: append from the thread that changes the inventory, so that counts and numbers agree. No I/O, no clock.
+in events and bytes; when full the oldest go: a sender that had not sent them yet skips them (its loss, counted there), and
+a coordinator that needs them again gets a snapshot. One outbox serves any number of senders (sender.py), each with its own
+position. Not thread-safe: append from the thread that changes the inventory, so that counts and numbers agree.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from kvdir.core.event import Batch, Event
 
@@ -30,6 +32,7 @@ class OwnerOutbox:
         self._first_seq = 1
         self._bytes = 0
         self._last_lost_seq = 0
+        self._listeners: list[Callable[[], None]] = []
         self.dropped_events = 0
 
     @property
@@ -55,13 +58,18 @@ class OwnerOutbox:
         """Numbers kept, lost ones included."""
         return len(self._log) - self._head
 
+    def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Calls `listener` after every number consumed; it must only set a flag. Returns how to unsubscribe."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
     def append(self, event: Event) -> int:
         """Numbers and keeps the event; returns its number. One larger than the whole outbox is lost, visibly."""
         if event.size_bytes > self._max_bytes:
             return self.lose()
         self._log.append(event)
         self._bytes += event.size_bytes
-        self._evict()
+        self._consumed()
         return self.last_seq
 
     def lose(self, events: int = 1) -> int:
@@ -71,7 +79,7 @@ class OwnerOutbox:
             self._first_seq += events - self._max_events
         self.dropped_events += events
         self._last_lost_seq = self.last_seq
-        self._evict()
+        self._consumed()
         return self.last_seq
 
     def read(self, first_seq: int, *, max_events: int, max_bytes: int) -> Batch | None:
@@ -93,7 +101,7 @@ class OwnerOutbox:
             at += 1
         return Batch(self._first_seq + start - self._head, tuple(events))
 
-    def _evict(self) -> None:
+    def _consumed(self) -> None:
         while len(self) > self._max_events or self._bytes > self._max_bytes:
             event = self._log[self._head]
             self._log[self._head] = None
@@ -103,3 +111,5 @@ class OwnerOutbox:
         if self._head > 1024 and self._head * 2 > len(self._log):
             del self._log[: self._head]
             self._head = 0
+        for listener in self._listeners:
+            listener()

@@ -8,6 +8,8 @@ transport's own flow control paces it. No I/O: client/publisher.py is the shell 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kvdir.core.event import Batch, Heartbeat, HeartbeatFigures
 from kvdir.core.outbox import OwnerOutbox
 
@@ -84,10 +86,7 @@ class StreamSender:
         return batch._replace(replay=replay)
 
     def heartbeat(self, figures: HeartbeatFigures) -> Heartbeat:
-        """A heartbeat for now. The owner's counts are as of the outbox's last event, so they count only when we stand there."""
-        return Heartbeat(
-            last_seq=self.position,
-            figures=figures,
-            dropped_events=self._outbox.dropped_events + self.skipped_events,
-            counts_valid=self.caught_up,
-        )
+        """A heartbeat for now. Counts are as of the outbox's last event, so they go out only when we stand there."""
+        if not self.caught_up:
+            figures = replace(figures, counts=None)
+        return Heartbeat(self.position, figures, self._outbox.dropped_events + self.skipped_events)

@@ -8,8 +8,9 @@ Content goes into fresh holders beside the old ones (directory.py); this file on
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable, Iterator
 
-from kvdir.core.event import EventKind, SnapshotChunk
+from kvdir.core.event import Event, EventKind, SnapshotChunk
 from kvdir.fingerprint import WIDTHS
 
 
@@ -58,3 +59,24 @@ class SnapshotIntake:
     def _refuse(self, fault: str) -> Intake:
         self.fault = fault
         return Intake.REFUSE
+
+
+def snapshot_chunks(
+    snapshot_id: int, at_seq: int, entries: Iterable[Event], *, max_blocks: int = 8192
+) -> Iterator[SnapshotChunk]:
+    """The owner's side: cuts a statement into chunks of at most max_blocks; the last one carries the total. Lazy."""
+    index = total = room = 0
+    parts: list[Event] = []
+    for entry in entries:
+        at, width = 0, entry.width
+        while at < len(entry.packed):
+            if room == 0 and parts:
+                yield SnapshotChunk(snapshot_id, at_seq, index, tuple(parts))
+                index, parts = index + 1, []
+            room = room or max_blocks
+            piece = entry._replace(packed=entry.packed[at : at + room * width])
+            parts.append(piece)
+            at += len(piece.packed)
+            total += piece.blocks
+            room -= piece.blocks
+    yield SnapshotChunk(snapshot_id, at_seq, index, tuple(parts), last=True, total_blocks=total)

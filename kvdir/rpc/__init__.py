@@ -1,1 +1,1 @@
-""""""
+"""The edge between gRPC and values: codecs, the error tree as statuses, channel options, interceptors. No logic."""

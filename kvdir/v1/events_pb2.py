@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from kvdir.v1 import common_pb2 as kvdir_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15kvdir/v1/events.proto\x12\x08kvdir.v1\x1a\x15kvdir/v1/common.proto\"\x97\x02\n\x0ePublishRequest\x12 \n\x05hello\x18\x01 \x01(\x0b\x32\x0f.kvdir.v1.HelloH\x00\x12 \n\x05\x62\x61tch\x18\x02 \x01(\x0b\x32\x0f.kvdir.v1.BatchH\x00\x12(\n\theartbeat\x18\x03 \x01(\x0b\x32\x13.kvdir.v1.HeartbeatH\x00\x12+\n\x08snapshot\x18\x04 \x01(\x0b\x32\x17.kvdir.v1.SnapshotChunkH\x00\x12$\n\x07goodbye\x18\x05 \x01(\x0b\x32\x11.kvdir.v1.GoodbyeH\x00\x12\x39\n\x12replay_unavailable\x18\x06 \x01(\x0b\x32\x1b.kvdir.v1.ReplayUnavailableH\x00\x42\t\n\x07message\"\xbf\x01\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x06\x12\x17\n\x0fstarted_unix_ms\x18\x04 \x01(\x04\x12\x14\n\x0cpeer_address\x18\x05 \x01(\t\x12\x10\n\x08last_seq\x18\x06 \x01(\x04\x12\'\n\nnamespaces\x18\x07 \x03(\x0b\x32\x13.kvdir.v1.Namespace\x12\x15\n\ragent_version\x18\x08 \x01(\t\"Z\n\x05\x42\x61tch\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\x12\x11\n\tfirst_seq\x18\x02 \x01(\x04\x12\x1f\n\x06\x65vents\x18\x03 \x03(\x0b\x32\x0f.kvdir.v1.Event\x12\x0e\n\x06replay\x18\x04 \x01(\x08\"\x90\x01\n\x05\x45vent\x12!\n\x04kind\x18\x01 \x01(\x0e\x32\x13.kvdir.v1.EventKind\x12\x1c\n\x04tier\x18\x02 \x01(\x0e\x32\x0e.kvdir.v1.Tier\x12\x18\n\x10namespace_digest\x18\x03 \x01(\x0c\x12,\n\x0c\x66ingerprints\x18\x04 \x01(\x0b\x32\x16.kvdir.v1.Fingerprints\"\x96\x01\n\tHeartbeat\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\x12\x10\n\x08last_seq\x18\x02 \x01(\x04\x12\x12\n\nused_bytes\x18\x03 \x01(\x04\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x04 \x01(\x04\x12\x16\n\x0e\x64ropped_events\x18\x05 \x01(\x04\x12$\n\x06\x63ounts\x18\x06 \x03(\x0b\x32\x14.kvdir.v1.OwnerCount\"T\n\nOwnerCount\x12\x18\n\x10namespace_digest\x18\x01 \x01(\x0c\x12\x1c\n\x04tier\x18\x02 \x01(\x0e\x32\x0e.kvdir.v1.Tier\x12\x0e\n\x06\x62locks\x18\x03 \x01(\x04\"\x98\x01\n\rSnapshotChunk\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\x12\x13\n\x0bsnapshot_id\x18\x02 \x01(\x04\x12\x0e\n\x06\x61t_seq\x18\x03 \x01(\x04\x12\r\n\x05index\x18\x04 \x01(\r\x12 \n\x07\x65ntries\x18\x05 \x03(\x0b\x32\x0f.kvdir.v1.Event\x12\x0c\n\x04last\x18\x06 \x01(\x08\x12\x14\n\x0ctotal_blocks\x18\x07 \x01(\x04\"\x18\n\x07Goodbye\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\"6\n\x11ReplayUnavailable\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\x12\x12\n\noldest_seq\x18\x02 \x01(\x04\"\xee\x01\n\x0fPublishResponse\x12$\n\x07welcome\x18\x01 \x01(\x0b\x32\x11.kvdir.v1.WelcomeH\x00\x12\x1c\n\x03\x61\x63k\x18\x02 \x01(\x0b\x32\r.kvdir.v1.AckH\x00\x12\x31\n\x0ereplay_request\x18\x03 \x01(\x0b\x32\x17.kvdir.v1.ReplayRequestH\x00\x12\x35\n\x10snapshot_request\x18\x04 \x01(\x0b\x32\x19.kvdir.v1.SnapshotRequestH\x00\x12\"\n\x06\x66\x65nced\x18\x05 \x01(\x0b\x32\x10.kvdir.v1.FencedH\x00\x42\t\n\x07message\"\x82\x01\n\x07Welcome\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x13\n\x0b\x63oordinator\x18\x02 \x01(\t\x12\x12\n\nresume_seq\x18\x03 \x01(\x04\x12\x1d\n\x15heartbeat_interval_ms\x18\x04 \x01(\r\x12\x15\n\rcredit_events\x18\x05 \x01(\x04\"8\n\x03\x41\x63k\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12$\n\x05state\x18\x02 \x01(\x0e\x32\x15.kvdir.v1.StreamState\"4\n\rReplayRequest\x12\x11\n\tfirst_seq\x18\x01 \x01(\x04\x12\x10\n\x08last_seq\x18\x02 \x01(\x04\"6\n\x0fSnapshotRequest\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"<\n\x06\x46\x65nced\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\x12\x13\n\x0bnewer_epoch\x18\x02 \x01(\x06\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\xbc\x01\n\x12ReportStaleRequest\x12\x10\n\x08reporter\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x06\x12\x11\n\towner_seq\x18\x04 \x01(\x04\x12\x18\n\x10namespace_digest\x18\x05 \x01(\x0c\x12\x1c\n\x04tier\x18\x06 \x01(\x0e\x32\x0e.kvdir.v1.Tier\x12,\n\x0c\x66ingerprints\x18\x07 \x01(\x0b\x32\x16.kvdir.v1.Fingerprints\"X\n\x13ReportStaleResponse\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0f\n\x07removed\x18\x02 \x01(\r\x12\x16\n\x0eignored_reason\x18\x03 \x01(\t*n\n\tEventKind\x12\x1a\n\x16\x45VENT_KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11\x45VENT_KIND_STORED\x10\x01\x12\x16\n\x12\x45VENT_KIND_REMOVED\x10\x02\x12\x16\n\x12\x45VENT_KIND_CLEARED\x10\x03\x32\x98\x01\n\x06\x45vents\x12\x42\n\x07Publish\x12\x18.kvdir.v1.PublishRequest\x1a\x19.kvdir.v1.PublishResponse(\x01\x30\x01\x12J\n\x0bReportStale\x12\x1c.kvdir.v1.ReportStaleRequest\x1a\x1d.kvdir.v1.ReportStaleResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15kvdir/v1/events.proto\x12\x08kvdir.v1\x1a\x15kvdir/v1/common.proto\"\x97\x02\n\x0ePublishRequest\x12 \n\x05hello\x18\x01 \x01(\x0b\x32\x0f.kvdir.v1.HelloH\x00\x12 \n\x05\x62\x61tch\x18\x02 \x01(\x0b\x32\x0f.kvdir.v1.BatchH\x00\x12(\n\theartbeat\x18\x03 \x01(\x0b\x32\x13.kvdir.v1.HeartbeatH\x00\x12+\n\x08snapshot\x18\x04 \x01(\x0b\x32\x17.kvdir.v1.SnapshotChunkH\x00\x12$\n\x07goodbye\x18\x05 \x01(\x0b\x32\x11.kvdir.v1.GoodbyeH\x00\x12\x39\n\x12replay_unavailable\x18\x06 \x01(\x0b\x32\x1b.kvdir.v1.ReplayUnavailableH\x00\x42\t\n\x07message\"\xbf\x01\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x06\x12\x17\n\x0fstarted_unix_ms\x18\x04 \x01(\x04\x12\x14\n\x0cpeer_address\x18\x05 \x01(\t\x12\x10\n\x08last_seq\x18\x06 \x01(\x04\x12\'\n\nnamespaces\x18\x07 \x03(\x0b\x32\x13.kvdir.v1.Namespace\x12\x15\n\ragent_version\x18\x08 \x01(\t\"Z\n\x05\x42\x61tch\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\x12\x11\n\tfirst_seq\x18\x02 \x01(\x04\x12\x1f\n\x06\x65vents\x18\x03 \x03(\x0b\x32\x0f.kvdir.v1.Event\x12\x0e\n\x06replay\x18\x04 \x01(\x08\"\x90\x01\n\x05\x45vent\x12!\n\x04kind\x18\x01 \x01(\x0e\x32\x13.kvdir.v1.EventKind\x12\x1c\n\x04tier\x18\x02 \x01(\x0e\x32\x0e.kvdir.v1.Tier\x12\x18\n\x10namespace_digest\x18\x03 \x01(\x0c\x12,\n\x0c\x66ingerprints\x18\x04 \x01(\x0b\x32\x16.kvdir.v1.Fingerprints\"\xa7\x01\n\tHeartbeat\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\x12\x10\n\x08last_seq\x18\x02 \x01(\x04\x12\x12\n\nused_bytes\x18\x03 \x01(\x04\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x04 \x01(\x04\x12\x16\n\x0e\x64ropped_events\x18\x05 \x01(\x04\x12$\n\x06\x63ounts\x18\x06 \x03(\x0b\x32\x14.kvdir.v1.OwnerCount\x12\x0f\n\x07\x63ounted\x18\x07 \x01(\x08\"T\n\nOwnerCount\x12\x18\n\x10namespace_digest\x18\x01 \x01(\x0c\x12\x1c\n\x04tier\x18\x02 \x01(\x0e\x32\x0e.kvdir.v1.Tier\x12\x0e\n\x06\x62locks\x18\x03 \x01(\x04\"\x98\x01\n\rSnapshotChunk\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\x12\x13\n\x0bsnapshot_id\x18\x02 \x01(\x04\x12\x0e\n\x06\x61t_seq\x18\x03 \x01(\x04\x12\r\n\x05index\x18\x04 \x01(\r\x12 \n\x07\x65ntries\x18\x05 \x03(\x0b\x32\x0f.kvdir.v1.Event\x12\x0c\n\x04last\x18\x06 \x01(\x08\x12\x14\n\x0ctotal_blocks\x18\x07 \x01(\x04\"\x18\n\x07Goodbye\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\"6\n\x11ReplayUnavailable\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\x12\x12\n\noldest_seq\x18\x02 \x01(\x04\"\xee\x01\n\x0fPublishResponse\x12$\n\x07welcome\x18\x01 \x01(\x0b\x32\x11.kvdir.v1.WelcomeH\x00\x12\x1c\n\x03\x61\x63k\x18\x02 \x01(\x0b\x32\r.kvdir.v1.AckH\x00\x12\x31\n\x0ereplay_request\x18\x03 \x01(\x0b\x32\x17.kvdir.v1.ReplayRequestH\x00\x12\x35\n\x10snapshot_request\x18\x04 \x01(\x0b\x32\x19.kvdir.v1.SnapshotRequestH\x00\x12\"\n\x06\x66\x65nced\x18\x05 \x01(\x0b\x32\x10.kvdir.v1.FencedH\x00\x42\t\n\x07message\"\x82\x01\n\x07Welcome\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x13\n\x0b\x63oordinator\x18\x02 \x01(\t\x12\x12\n\nresume_seq\x18\x03 \x01(\x04\x12\x1d\n\x15heartbeat_interval_ms\x18\x04 \x01(\r\x12\x15\n\rcredit_events\x18\x05 \x01(\x04\"8\n\x03\x41\x63k\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12$\n\x05state\x18\x02 \x01(\x0e\x32\x15.kvdir.v1.StreamState\"4\n\rReplayRequest\x12\x11\n\tfirst_seq\x18\x01 \x01(\x04\x12\x10\n\x08last_seq\x18\x02 \x01(\x04\"6\n\x0fSnapshotRequest\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"<\n\x06\x46\x65nced\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\x12\x13\n\x0bnewer_epoch\x18\x02 \x01(\x06\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\xbc\x01\n\x12ReportStaleRequest\x12\x10\n\x08reporter\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x06\x12\x11\n\towner_seq\x18\x04 \x01(\x04\x12\x18\n\x10namespace_digest\x18\x05 \x01(\x0c\x12\x1c\n\x04tier\x18\x06 \x01(\x0e\x32\x0e.kvdir.v1.Tier\x12,\n\x0c\x66ingerprints\x18\x07 \x01(\x0b\x32\x16.kvdir.v1.Fingerprints\"X\n\x13ReportStaleResponse\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0f\n\x07removed\x18\x02 \x01(\r\x12\x16\n\x0eignored_reason\x18\x03 \x01(\t*n\n\tEventKind\x12\x1a\n\x16\x45VENT_KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11\x45VENT_KIND_STORED\x10\x01\x12\x16\n\x12\x45VENT_KIND_REMOVED\x10\x02\x12\x16\n\x12\x45VENT_KIND_CLEARED\x10\x03\x32\x98\x01\n\x06\x45vents\x12\x42\n\x07Publish\x12\x18.kvdir.v1.PublishRequest\x1a\x19.kvdir.v1.PublishResponse(\x01\x30\x01\x12J\n\x0bReportStale\x12\x1c.kvdir.v1.ReportStaleRequest\x1a\x1d.kvdir.v1.ReportStaleResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvdir.v1.events_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_EVENTKIND']._serialized_start=2134
-  _globals['_EVENTKIND']._serialized_end=2244
+  _globals['_EVENTKIND']._serialized_start=2151
+  _globals['_EVENTKIND']._serialized_end=2261
   _globals['_PUBLISHREQUEST']._serialized_start=59
   _globals['_PUBLISHREQUEST']._serialized_end=338
   _globals['_HELLO']._serialized_start=341
@@ -43,31 +43,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EVENT']._serialized_start=627
   _globals['_EVENT']._serialized_end=771
   _globals['_HEARTBEAT']._serialized_start=774
-  _globals['_HEARTBEAT']._serialized_end=924
-  _globals['_OWNERCOUNT']._serialized_start=926
-  _globals['_OWNERCOUNT']._serialized_end=1010
-  _globals['_SNAPSHOTCHUNK']._serialized_start=1013
-  _globals['_SNAPSHOTCHUNK']._serialized_end=1165
-  _globals['_GOODBYE']._serialized_start=1167
-  _globals['_GOODBYE']._serialized_end=1191
-  _globals['_REPLAYUNAVAILABLE']._serialized_start=1193
-  _globals['_REPLAYUNAVAILABLE']._serialized_end=1247
-  _globals['_PUBLISHRESPONSE']._serialized_start=1250
-  _globals['_PUBLISHRESPONSE']._serialized_end=1488
-  _globals['_WELCOME']._serialized_start=1491
-  _globals['_WELCOME']._serialized_end=1621
-  _globals['_ACK']._serialized_start=1623
-  _globals['_ACK']._serialized_end=1679
-  _globals['_REPLAYREQUEST']._serialized_start=1681
-  _globals['_REPLAYREQUEST']._serialized_end=1733
-  _globals['_SNAPSHOTREQUEST']._serialized_start=1735
-  _globals['_SNAPSHOTREQUEST']._serialized_end=1789
-  _globals['_FENCED']._serialized_start=1791
-  _globals['_FENCED']._serialized_end=1851
-  _globals['_REPORTSTALEREQUEST']._serialized_start=1854
-  _globals['_REPORTSTALEREQUEST']._serialized_end=2042
-  _globals['_REPORTSTALERESPONSE']._serialized_start=2044
-  _globals['_REPORTSTALERESPONSE']._serialized_end=2132
-  _globals['_EVENTS']._serialized_start=2247
-  _globals['_EVENTS']._serialized_end=2399
+  _globals['_HEARTBEAT']._serialized_end=941
+  _globals['_OWNERCOUNT']._serialized_start=943
+  _globals['_OWNERCOUNT']._serialized_end=1027
+  _globals['_SNAPSHOTCHUNK']._serialized_start=1030
+  _globals['_SNAPSHOTCHUNK']._serialized_end=1182
+  _globals['_GOODBYE']._serialized_start=1184
+  _globals['_GOODBYE']._serialized_end=1208
+  _globals['_REPLAYUNAVAILABLE']._serialized_start=1210
+  _globals['_REPLAYUNAVAILABLE']._serialized_end=1264
+  _globals['_PUBLISHRESPONSE']._serialized_start=1267
+  _globals['_PUBLISHRESPONSE']._serialized_end=1505
+  _globals['_WELCOME']._serialized_start=1508
+  _globals['_WELCOME']._serialized_end=1638
+  _globals['_ACK']._serialized_start=1640
+  _globals['_ACK']._serialized_end=1696
+  _globals['_REPLAYREQUEST']._serialized_start=1698
+  _globals['_REPLAYREQUEST']._serialized_end=1750
+  _globals['_SNAPSHOTREQUEST']._serialized_start=1752
+  _globals['_SNAPSHOTREQUEST']._serialized_end=1806
+  _globals['_FENCED']._serialized_start=1808
+  _globals['_FENCED']._serialized_end=1868
+  _globals['_REPORTSTALEREQUEST']._serialized_start=1871
+  _globals['_REPORTSTALEREQUEST']._serialized_end=2059
+  _globals['_REPORTSTALERESPONSE']._serialized_start=2061
+  _globals['_REPORTSTALERESPONSE']._serialized_end=2149
+  _globals['_EVENTS']._serialized_start=2264
+  _globals['_EVENTS']._serialized_end=2416
 # @@protoc_insertion_point(module_scope)

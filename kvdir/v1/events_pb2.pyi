@@ -79,20 +79,22 @@ class Event(_message.Message):
     def __init__(self, kind: _Optional[_Union[EventKind, str]] = ..., tier: _Optional[_Union[_common_pb2.Tier, str]] = ..., namespace_digest: _Optional[bytes] = ..., fingerprints: _Optional[_Union[_common_pb2.Fingerprints, _Mapping]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("epoch", "last_seq", "used_bytes", "capacity_bytes", "dropped_events", "counts")
+    __slots__ = ("epoch", "last_seq", "used_bytes", "capacity_bytes", "dropped_events", "counts", "counted")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     LAST_SEQ_FIELD_NUMBER: _ClassVar[int]
     USED_BYTES_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
     DROPPED_EVENTS_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
+    COUNTED_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     last_seq: int
     used_bytes: int
     capacity_bytes: int
     dropped_events: int
     counts: _containers.RepeatedCompositeFieldContainer[OwnerCount]
-    def __init__(self, epoch: _Optional[int] = ..., last_seq: _Optional[int] = ..., used_bytes: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., dropped_events: _Optional[int] = ..., counts: _Optional[_Iterable[_Union[OwnerCount, _Mapping]]] = ...) -> None: ...
+    counted: bool
+    def __init__(self, epoch: _Optional[int] = ..., last_seq: _Optional[int] = ..., used_bytes: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., dropped_events: _Optional[int] = ..., counts: _Optional[_Iterable[_Union[OwnerCount, _Mapping]]] = ..., counted: bool = ...) -> None: ...
 
 class OwnerCount(_message.Message):
     __slots__ = ("namespace_digest", "tier", "blocks")

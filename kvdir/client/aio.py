@@ -1,0 +1,161 @@
+"""The asynchronous client of the coordinator.
+
+Rules: every call ends by its deadline, connecting and trying other coordinators included; errors are those of
+kvdir.errors; a node that is not known, a block that is not held are values. One client belongs to one event loop.
+Interleaving: a channel is never closed while other calls may use it; a failed one is only doubted, so that the next call
+waits for the connection, with its own deadline, before it is sent.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import grpc
+import grpc.aio
+
+from kvdir.client import calls
+from kvdir.client.addresses import Addresses
+from kvdir.client.calls import Call, Reconciled
+from kvdir.core.answer import Lookup, LookupMode
+from kvdir.core.feedback import Feedback, StaleReport
+from kvdir.core.views import DumpPart, NodeView, StatusView
+from kvdir.errors import DeadlineExceeded, KvdirError, Unavailable
+from kvdir.fingerprint import Fingerprints
+from kvdir.rpc.admin_codec import decode_part
+from kvdir.rpc.channel import DEFAULT_MAX_MESSAGE_BYTES, client_options, wait_ready
+from kvdir.rpc.status import from_rpc_error
+from kvdir.v1 import admin_pb2
+
+AnswerT = TypeVar("AnswerT")
+
+
+class DirectoryClient:
+    """Asks any of several coordinators. deadline_s: of calls that give none; connect_timeout_s: for one connect."""
+
+    def __init__(
+        self,
+        addresses: str | Sequence[str],
+        *,
+        deadline_s: float = 2.0,
+        connect_timeout_s: float = 0.5,
+        max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
+    ) -> None:
+        self._addresses = Addresses(addresses)
+        self._deadline_s = deadline_s
+        self._connect_timeout_s = connect_timeout_s
+        self._options = client_options(max_message_bytes=max_message_bytes)
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._methods: dict[tuple[str, str], Any] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes the connections; calls under way fail."""
+        channels, self._channels = self._channels, {}
+        self._methods.clear()
+        for channel in channels.values():
+            await channel.close()
+
+    async def lookup(
+        self,
+        namespace_digest: bytes,
+        fingerprints: Fingerprints,
+        *,
+        mode: LookupMode = LookupMode.SPARSE,
+        touch: bool = False,
+        deadline_s: float | None = None,
+    ) -> Lookup:
+        """Who is said to hold which of the blocks. Raises UnknownNamespace, TooLarge, Unavailable, DeadlineExceeded."""
+        return await self._call(calls.lookup(namespace_digest, fingerprints, mode=mode, touch=touch), deadline_s)
+
+    async def report_stale(self, report: StaleReport, *, deadline_s: float | None = None) -> Feedback:
+        """Tells that an owner answered "absent" for blocks the directory named."""
+        return await self._call(calls.report_stale(report), deadline_s)
+
+    async def nodes(self, *, deadline_s: float | None = None) -> tuple[NodeView, ...]:
+        """Every node one coordinator knows, by name."""
+        return await self._call(calls.nodes(), deadline_s)
+
+    async def status(self, *, deadline_s: float | None = None) -> StatusView:
+        """One coordinator as a whole."""
+        return await self._call(calls.status(), deadline_s)
+
+    async def reconcile(self, node: str, *, deadline_s: float = 10.0) -> Reconciled:
+        """Has the node restate what it holds; done is False when that took longer than the deadline."""
+        return await self._call(calls.reconcile(node), deadline_s)
+
+    async def dump(
+        self, *, namespace_digest: bytes = b"", node: str = "", chunk_blocks: int = 0, deadline_s: float = 60.0
+    ) -> AsyncIterator[DumpPart]:
+        """The whole directory of one coordinator, part by part."""
+        end_s = time.monotonic() + deadline_s
+        address = self._addresses.order(now_s=time.monotonic())[0]
+        channel = await self._connected(address, end_s)
+        method = channel.unary_stream(
+            calls.DUMP_METHOD,
+            request_serializer=admin_pb2.DumpRequest.SerializeToString,
+            response_deserializer=admin_pb2.DumpChunk.FromString,
+        )
+        request = calls.dump_request(namespace_digest=namespace_digest, node=node, chunk_blocks=chunk_blocks)
+        try:
+            async for chunk in method(request, timeout=end_s - time.monotonic()):
+                yield decode_part(chunk)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error, target=address) from error
+
+    async def _call(self, call: Call[AnswerT], deadline_s: float | None) -> AnswerT:
+        end_s = time.monotonic() + (self._deadline_s if deadline_s is None else deadline_s)
+        failure: KvdirError | None = None
+        for address in self._addresses.order(now_s=time.monotonic()):
+            try:
+                answer = await self._try(call, address, end_s)
+            except Unavailable as error:
+                failure = error
+                self._addresses.failed(address, now_s=time.monotonic())
+                if time.monotonic() >= end_s:
+                    break
+            else:
+                self._addresses.answered(address)
+                return answer
+        raise failure or DeadlineExceeded("no coordinator was asked: the deadline had passed")
+
+    async def _try(self, call: Call[AnswerT], address: str, end_s: float) -> AnswerT:
+        method = self._methods.get((address, call.method))
+        if method is None:
+            channel = await self._connected(address, end_s)
+            method = self._methods[address, call.method] = channel.unary_unary(
+                call.method,
+                request_serializer=type(call.request).SerializeToString,
+                response_deserializer=call.response.FromString,
+            )
+        remaining_s = end_s - time.monotonic()
+        if remaining_s <= 0:
+            raise DeadlineExceeded(f"{address}: the deadline passed before the call")
+        try:
+            response = await method(call.request, timeout=remaining_s)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
+                self._doubt(address)
+            raise from_rpc_error(error, target=address) from error
+        return call.read(response)
+
+    async def _connected(self, address: str, end_s: float) -> grpc.aio.Channel:
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = self._channels[address] = grpc.aio.insecure_channel(address, options=self._options)
+        timeout_s = max(0.0, min(self._connect_timeout_s, end_s - time.monotonic()))
+        await wait_ready(channel, target=address, timeout_s=timeout_s)
+        return channel
+
+    def _doubt(self, address: str) -> None:
+        for key in [key for key in self._methods if key[0] == address]:
+            del self._methods[key]

@@ -1,0 +1,88 @@
+"""The calls of the coordinator's API: how each request is made and its answer read. Shared by the aio and the sync client.
+
+A call is a value: which method, the request, and how to read the response. So both clients differ only in how they wait.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from kvdir.core.answer import Lookup, LookupMode
+from kvdir.core.feedback import Feedback, StaleReport
+from kvdir.core.views import NodeView, StatusView
+from kvdir.fingerprint import Fingerprints
+from kvdir.location import NodeTrust
+from kvdir.rpc.admin_codec import decode_node, decode_status
+from kvdir.rpc.event_codec import encode_stale_report
+from kvdir.rpc.lookup_codec import check_version, decode_lookup, decode_trust, encode_lookup_request
+from kvdir.v1 import admin_pb2, directory_pb2, events_pb2
+
+AnswerT = TypeVar("AnswerT")
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[AnswerT]):
+    """method: "/package.Service/Method". Every call may be sent again to another coordinator: none of them counts twice."""
+
+    method: str
+    request: Any
+    response: type[Any]
+    read: Callable[[Any], AnswerT]
+
+
+@dataclass(frozen=True, slots=True)
+class Reconciled:
+    """done: whether the snapshot was applied before the deadline. blocks: what the node holds, as far as is known."""
+
+    done: bool
+    trust: NodeTrust
+    blocks: int
+
+
+def lookup(namespace_digest: bytes, fingerprints: Fingerprints, *, mode: LookupMode, touch: bool) -> Call[Lookup]:
+    request = encode_lookup_request(namespace_digest, fingerprints, mode=mode, touch=touch)
+    return Call("/kvdir.v1.Directory/Lookup", request, directory_pb2.LookupResponse, decode_lookup)
+
+
+def report_stale(report: StaleReport) -> Call[Feedback]:
+    def read(response: events_pb2.ReportStaleResponse) -> Feedback:
+        check_version(response.protocol_version)
+        return Feedback(response.removed, response.ignored_reason)
+
+    return Call("/kvdir.v1.Events/ReportStale", encode_stale_report(report), events_pb2.ReportStaleResponse, read)
+
+
+def nodes() -> Call[tuple[NodeView, ...]]:
+    def read(response: admin_pb2.NodesResponse) -> tuple[NodeView, ...]:
+        check_version(response.protocol_version)
+        now_s = time.monotonic()
+        return tuple(decode_node(info, now_s=now_s) for info in response.nodes)
+
+    return Call("/kvdir.v1.Admin/Nodes", admin_pb2.NodesRequest(), admin_pb2.NodesResponse, read)
+
+
+def status() -> Call[StatusView]:
+    def read(response: admin_pb2.StatusResponse) -> StatusView:
+        check_version(response.protocol_version)
+        return decode_status(response)
+
+    return Call("/kvdir.v1.Admin/Status", admin_pb2.StatusRequest(), admin_pb2.StatusResponse, read)
+
+
+def reconcile(node: str) -> Call[Reconciled]:
+    def read(response: admin_pb2.ReconcileResponse) -> Reconciled:
+        check_version(response.protocol_version)
+        return Reconciled(response.done, decode_trust(response.trust), response.blocks)
+
+    request = admin_pb2.ReconcileRequest(node=node)
+    return Call("/kvdir.v1.Admin/Reconcile", request, admin_pb2.ReconcileResponse, read)
+
+
+DUMP_METHOD = "/kvdir.v1.Admin/Dump"
+
+
+def dump_request(*, namespace_digest: bytes, node: str, chunk_blocks: int) -> admin_pb2.DumpRequest:
+    return admin_pb2.DumpRequest(namespace_digest=namespace_digest, node=node, chunk_blocks=chunk_blocks)

@@ -1,0 +1,153 @@
+"""The blocking client of the coordinator: the same verbs as aio.DirectoryClient, for scripts and engines without a loop.
+
+Thread-safe: gRPC's blocking channels are, and what is kept beside them changes in single steps.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import grpc
+
+from kvdir.client import calls
+from kvdir.client.addresses import Addresses
+from kvdir.client.calls import Call, Reconciled
+from kvdir.core.answer import Lookup, LookupMode
+from kvdir.core.feedback import Feedback, StaleReport
+from kvdir.core.views import DumpPart, NodeView, StatusView
+from kvdir.errors import DeadlineExceeded, KvdirError, Unavailable
+from kvdir.fingerprint import Fingerprints
+from kvdir.rpc.admin_codec import decode_part
+from kvdir.rpc.channel import DEFAULT_MAX_MESSAGE_BYTES, client_options
+from kvdir.rpc.status import from_rpc_error
+from kvdir.v1 import admin_pb2
+
+AnswerT = TypeVar("AnswerT")
+
+
+class Client:
+    """See aio.DirectoryClient; arguments and errors are the same."""
+
+    def __init__(
+        self,
+        addresses: str | Sequence[str],
+        *,
+        deadline_s: float = 2.0,
+        connect_timeout_s: float = 0.5,
+        max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
+    ) -> None:
+        self._addresses = Addresses(addresses)
+        self._deadline_s = deadline_s
+        self._connect_timeout_s = connect_timeout_s
+        self._options = client_options(max_message_bytes=max_message_bytes)
+        self._channels: dict[str, grpc.Channel] = {}
+        self._ready: set[str] = set()  # connected when last seen; others are waited for, within the call's deadline
+        self._connecting = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connections; calls under way fail."""
+        channels, self._channels = self._channels, {}
+        for channel in channels.values():
+            channel.close()
+
+    def lookup(
+        self,
+        namespace_digest: bytes,
+        fingerprints: Fingerprints,
+        *,
+        mode: LookupMode = LookupMode.SPARSE,
+        touch: bool = False,
+        deadline_s: float | None = None,
+    ) -> Lookup:
+        """Who is said to hold which of the blocks. Raises UnknownNamespace, TooLarge, Unavailable, DeadlineExceeded."""
+        return self._call(calls.lookup(namespace_digest, fingerprints, mode=mode, touch=touch), deadline_s)
+
+    def report_stale(self, report: StaleReport, *, deadline_s: float | None = None) -> Feedback:
+        """Tells that an owner answered "absent" for blocks the directory named."""
+        return self._call(calls.report_stale(report), deadline_s)
+
+    def nodes(self, *, deadline_s: float | None = None) -> tuple[NodeView, ...]:
+        """Every node one coordinator knows, by name."""
+        return self._call(calls.nodes(), deadline_s)
+
+    def status(self, *, deadline_s: float | None = None) -> StatusView:
+        """One coordinator as a whole."""
+        return self._call(calls.status(), deadline_s)
+
+    def reconcile(self, node: str, *, deadline_s: float = 10.0) -> Reconciled:
+        """Has the node restate what it holds; done is False when that took longer than the deadline."""
+        return self._call(calls.reconcile(node), deadline_s)
+
+    def dump(
+        self, *, namespace_digest: bytes = b"", node: str = "", chunk_blocks: int = 0, deadline_s: float = 60.0
+    ) -> Iterator[DumpPart]:
+        """The whole directory of one coordinator, part by part."""
+        end_s = time.monotonic() + deadline_s
+        address = self._addresses.order(now_s=time.monotonic())[0]
+        method = self._connected(address, end_s).unary_stream(
+            calls.DUMP_METHOD,
+            request_serializer=admin_pb2.DumpRequest.SerializeToString,
+            response_deserializer=admin_pb2.DumpChunk.FromString,
+        )
+        request = calls.dump_request(namespace_digest=namespace_digest, node=node, chunk_blocks=chunk_blocks)
+        try:
+            for chunk in method(request, timeout=end_s - time.monotonic()):
+                yield decode_part(chunk)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error, target=address) from error
+
+    def _call(self, call: Call[AnswerT], deadline_s: float | None) -> AnswerT:
+        end_s = time.monotonic() + (self._deadline_s if deadline_s is None else deadline_s)
+        failure: KvdirError | None = None
+        for address in self._addresses.order(now_s=time.monotonic()):
+            try:
+                answer = self._try(call, address, end_s)
+            except Unavailable as error:
+                failure = error
+                self._ready.discard(address)
+                self._addresses.failed(address, now_s=time.monotonic())
+                if time.monotonic() >= end_s:
+                    break
+            else:
+                self._addresses.answered(address)
+                return answer
+        raise failure or DeadlineExceeded("no coordinator was asked: the deadline had passed")
+
+    def _try(self, call: Call[AnswerT], address: str, end_s: float) -> AnswerT:
+        method: Any = self._connected(address, end_s).unary_unary(
+            call.method,
+            request_serializer=type(call.request).SerializeToString,
+            response_deserializer=call.response.FromString,
+        )
+        remaining_s = end_s - time.monotonic()
+        if remaining_s <= 0:
+            raise DeadlineExceeded(f"{address}: the deadline passed before the call")
+        try:
+            return call.read(method(call.request, timeout=remaining_s))
+        except grpc.RpcError as error:
+            raise from_rpc_error(error, target=address) from error
+
+    def _connected(self, address: str, end_s: float) -> grpc.Channel:
+        with self._connecting:
+            channel = self._channels.get(address)
+            if channel is None:
+                channel = self._channels[address] = grpc.insecure_channel(address, options=self._options)
+        if address in self._ready:
+            return channel
+        timeout_s = max(0.0, min(self._connect_timeout_s, end_s - time.monotonic()))
+        try:
+            grpc.channel_ready_future(channel).result(timeout=timeout_s)
+        except grpc.FutureTimeoutError:
+            raise Unavailable(f"{address}: no connection within {timeout_s:.2g} s; is the server running?") from None
+        self._ready.add(address)
+        return channel

@@ -1,0 +1,63 @@
+"""Options of channels and servers, in one place: keepalive, message sizes, ports, and a connect that has a deadline.
+
+Why these values: gRPC's defaults keep a dead connection for ever (client keepalive off), answer frequent pings with GOAWAY,
+share ports silently (so_reuseport), and take 20 s to give up a connect. Facts: grpc keepalive.md; grpc core's channel args.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import grpc
+import grpc.aio
+
+from kvdir.errors import Unavailable
+
+Options = Sequence[tuple[str, int | str]]
+
+DEFAULT_MAX_MESSAGE_BYTES = 16 * 2**20
+
+
+def server_options(*, max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES) -> Options:
+    """so_reuseport off: a port in use must be an error, not a second server that takes half of the calls."""
+    return (
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", max_message_bytes),
+        ("grpc.so_reuseport", 0),
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+    )
+
+
+def client_options(*, max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES) -> Options:
+    """A connection of its own per channel; a silent peer is noticed within 15 s even without calls."""
+    return (
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", max_message_bytes),
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.keepalive_time_ms", 10_000),
+        ("grpc.keepalive_timeout_ms", 5_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 500),
+        ("grpc.max_reconnect_backoff_ms", 2_000),
+        ("grpc.enable_http_proxy", 0),
+    )
+
+
+async def wait_ready(channel: grpc.aio.Channel, *, target: str, timeout_s: float) -> None:
+    """Connects. Raises Unavailable when it is refused (at once) or takes longer than timeout_s."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            state = channel.get_state(try_to_connect=True)
+            while state is not grpc.ChannelConnectivity.READY:
+                if state in (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN):
+                    raise Unavailable(f"{target}: connection refused or lost; is the server running, and is the address right?")
+                await channel.wait_for_state_change(state)
+                state = channel.get_state(try_to_connect=True)
+    except TimeoutError:
+        raise Unavailable(f"{target}: no connection within {timeout_s:.2g} s; is the address right?") from None

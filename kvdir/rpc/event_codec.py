@@ -1,0 +1,168 @@
+"""kvdir.v1 event messages <-> values. Total in the decoding direction: judging what it means is the core's work.
+
+`decode_events` is on the hot path: one attribute access a field, nothing per block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvdir.core.directory import Hello
+from kvdir.core.event import Batch, Event, Heartbeat, HeartbeatFigures, OwnerCount, SnapshotChunk
+from kvdir.core.feedback import StaleReport
+from kvdir.core.namespaces import Announced
+from kvdir.fingerprint import Fingerprints
+from kvdir.location import PROTOCOL_VERSION
+from kvdir.namespace import Namespace
+from kvdir.v1 import common_pb2, events_pb2
+
+
+def decode_events(events: Iterable[events_pb2.Event]) -> list[Event]:
+    """In order; kinds, tiers and widths as they came."""
+    out = []
+    for event in events:
+        fingerprints = event.fingerprints
+        out.append(Event(event.kind, event.tier, event.namespace_digest, fingerprints.packed, fingerprints.width or 32))
+    return out
+
+
+def encode_event(event: Event) -> events_pb2.Event:
+    return events_pb2.Event(
+        kind=event.kind,  # type: ignore[arg-type]  # open enum: unknown numbers travel, too
+        tier=event.tier,  # type: ignore[arg-type]
+        namespace_digest=event.namespace_digest,
+        fingerprints=common_pb2.Fingerprints(packed=event.packed, width=event.width) if event.packed else None,
+    )
+
+
+def encode_batch(epoch: int, batch: Batch) -> events_pb2.PublishRequest:
+    return events_pb2.PublishRequest(
+        batch=events_pb2.Batch(
+            epoch=epoch,
+            first_seq=batch.first_seq,
+            events=[encode_event(event) for event in batch.events],
+            replay=batch.replay,
+        )
+    )
+
+
+def decode_chunk(chunk: events_pb2.SnapshotChunk) -> SnapshotChunk:
+    return SnapshotChunk(
+        snapshot_id=chunk.snapshot_id,
+        at_seq=chunk.at_seq,
+        index=chunk.index,
+        entries=tuple(decode_events(chunk.entries)),
+        last=chunk.last,
+        total_blocks=chunk.total_blocks,
+    )
+
+
+def encode_chunk(epoch: int, chunk: SnapshotChunk) -> events_pb2.PublishRequest:
+    return events_pb2.PublishRequest(
+        snapshot=events_pb2.SnapshotChunk(
+            epoch=epoch,
+            snapshot_id=chunk.snapshot_id,
+            at_seq=chunk.at_seq,
+            index=chunk.index,
+            entries=[encode_event(entry) for entry in chunk.entries],
+            last=chunk.last,
+            total_blocks=chunk.total_blocks,
+        )
+    )
+
+
+def decode_heartbeat(heartbeat: events_pb2.Heartbeat) -> Heartbeat:
+    counts = tuple(OwnerCount(count.namespace_digest, count.tier, count.blocks) for count in heartbeat.counts)
+    figures = HeartbeatFigures(heartbeat.used_bytes, heartbeat.capacity_bytes, counts if heartbeat.counted else None)
+    return Heartbeat(heartbeat.last_seq, figures, heartbeat.dropped_events)
+
+
+def encode_heartbeat(epoch: int, heartbeat: Heartbeat) -> events_pb2.PublishRequest:
+    figures = heartbeat.figures
+    return events_pb2.PublishRequest(
+        heartbeat=events_pb2.Heartbeat(
+            epoch=epoch,
+            last_seq=heartbeat.last_seq,
+            used_bytes=figures.used_bytes,
+            capacity_bytes=figures.capacity_bytes,
+            dropped_events=heartbeat.dropped_events,
+            counts=[
+                events_pb2.OwnerCount(
+                    namespace_digest=count.namespace_digest,
+                    tier=count.tier,  # type: ignore[arg-type]
+                    blocks=count.blocks,
+                )
+                for count in figures.counts or ()
+            ],
+            counted=figures.counts is not None,
+        )
+    )
+
+
+def decode_hello(hello: events_pb2.Hello) -> Hello:
+    return Hello(
+        node=hello.node,
+        epoch=hello.epoch,
+        last_seq=hello.last_seq,
+        peer_address=hello.peer_address,
+        started_unix_ms=hello.started_unix_ms,
+        namespaces=tuple(Announced(item.digest, item.canonical_json, item.block_bytes) for item in hello.namespaces),
+    )
+
+
+def encode_hello(
+    *,
+    node: str,
+    epoch: int,
+    last_seq: int,
+    peer_address: str,
+    started_unix_ms: int,
+    namespaces: Iterable[Namespace],
+    agent_version: str,
+) -> events_pb2.PublishRequest:
+    return events_pb2.PublishRequest(
+        hello=events_pb2.Hello(
+            protocol_version=PROTOCOL_VERSION,
+            node=node,
+            epoch=epoch,
+            last_seq=last_seq,
+            peer_address=peer_address,
+            started_unix_ms=started_unix_ms,
+            namespaces=[encode_namespace(namespace) for namespace in namespaces],
+            agent_version=agent_version,
+        )
+    )
+
+
+def encode_namespace(namespace: Namespace) -> common_pb2.Namespace:
+    return common_pb2.Namespace(
+        digest=namespace.digest,
+        canonical_json=namespace.canonical().encode(),
+        block_bytes=namespace.block_bytes,
+        block_tokens=namespace.block_tokens,
+    )
+
+
+def decode_stale_report(request: events_pb2.ReportStaleRequest) -> StaleReport:
+    """Raises InvalidInput for a wrong width or packing."""
+    return StaleReport(
+        node=request.node,
+        epoch=request.epoch,
+        owner_seq=request.owner_seq,
+        namespace_digest=request.namespace_digest,
+        tier=request.tier,
+        fingerprints=Fingerprints(request.fingerprints.packed, request.fingerprints.width),
+        reporter=request.reporter,
+    )
+
+
+def encode_stale_report(report: StaleReport) -> events_pb2.ReportStaleRequest:
+    return events_pb2.ReportStaleRequest(
+        reporter=report.reporter,
+        node=report.node,
+        epoch=report.epoch,
+        owner_seq=report.owner_seq,
+        namespace_digest=report.namespace_digest,
+        tier=report.tier,  # type: ignore[arg-type]
+        fingerprints=common_pb2.Fingerprints(packed=report.fingerprints.packed, width=report.fingerprints.width),
+    )

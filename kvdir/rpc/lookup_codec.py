@@ -1,0 +1,89 @@
+"""kvdir.v1 lookup messages <-> values."""
+
+from __future__ import annotations
+
+from kvdir.core.answer import Lookup, LookupMode
+from kvdir.errors import RemoteProtocolError
+from kvdir.fingerprint import Fingerprints
+from kvdir.location import PROTOCOL_VERSION, NodeTrust, StreamState
+from kvdir.v1 import common_pb2, directory_pb2
+
+
+def decode_fingerprints(fingerprints: common_pb2.Fingerprints) -> Fingerprints:
+    """Raises InvalidInput for a wrong width or packing."""
+    return Fingerprints(fingerprints.packed, fingerprints.width)
+
+
+def encode_fingerprints(fingerprints: Fingerprints) -> common_pb2.Fingerprints:
+    return common_pb2.Fingerprints(packed=fingerprints.packed, width=fingerprints.width)
+
+
+def encode_lookup_request(
+    namespace_digest: bytes, fingerprints: Fingerprints, *, mode: LookupMode, touch: bool
+) -> directory_pb2.LookupRequest:
+    return directory_pb2.LookupRequest(
+        namespace_digest=namespace_digest,
+        fingerprints=encode_fingerprints(fingerprints),
+        mode=int(mode),  # type: ignore[arg-type]
+        touch=touch,
+    )
+
+
+def encode_trust(trust: NodeTrust) -> common_pb2.NodeTrust:
+    return common_pb2.NodeTrust(
+        node=trust.node,
+        epoch=trust.epoch,
+        state=int(trust.state),  # type: ignore[arg-type]
+        reason=trust.reason,
+        age_ms=int(trust.age_s * 1000),
+        missing_events=trust.missing_events,
+        peer_address=trust.peer_address,
+    )
+
+
+def decode_trust(trust: common_pb2.NodeTrust) -> NodeTrust:
+    """A state this release does not know is taken for a gap: usable as a hint, not trusted."""
+    state = StreamState(trust.state) if trust.state in _STATES else StreamState.GAP
+    return NodeTrust(
+        trust.node, trust.epoch, state, trust.reason, trust.age_ms / 1000, trust.missing_events, trust.peer_address
+    )
+
+
+def encode_lookup(answer: Lookup) -> directory_pb2.LookupResponse:
+    return directory_pb2.LookupResponse(
+        protocol_version=PROTOCOL_VERSION,
+        runs=answer.runs,
+        sets=[directory_pb2.HolderSet(holders=packed) for packed in answer.sets],
+        nodes=[encode_trust(trust) for trust in answer.nodes],
+        hits=answer.hits,
+        asked=answer.asked,
+        warming=answer.warming,
+    )
+
+
+def decode_lookup(response: directory_pb2.LookupResponse) -> Lookup:
+    """Raises RemoteProtocolError if runs or sets do not fit together: an index out of range must not surface later."""
+    check_version(response.protocol_version)
+    answer = Lookup(
+        runs=response.runs,
+        sets=tuple(item.holders for item in response.sets),
+        nodes=tuple(decode_trust(trust) for trust in response.nodes),
+        hits=response.hits,
+        asked=response.asked,
+        warming=response.warming,
+    )
+    fault = answer.fault()
+    if fault:
+        raise RemoteProtocolError(f"the coordinator's answer does not fit together: {fault}")
+    return answer
+
+
+def check_version(version: int) -> None:
+    """Raises RemoteProtocolError unless the other side speaks our version."""
+    if version != PROTOCOL_VERSION:
+        raise RemoteProtocolError(
+            f"the other side speaks protocol version {version}, this one {PROTOCOL_VERSION}: run the same release on both"
+        )
+
+
+_STATES = frozenset(int(state) for state in StreamState)
