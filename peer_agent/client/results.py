@@ -86,3 +86,12 @@ class LookupResult:
     nominated: bytes
     directory_reached: bool = False
     reason: str = ""
+
+
+def missed(count: int, reason: str) -> LoadResult:
+    """Nothing could be asked: everything is to be recomputed."""
+    return LoadResult(statuses=bytes([LoadStatus.MISS]) * count, reason=reason)
+
+
+def not_stored(count: int, reason: str) -> StoreResult:
+    return StoreResult(stored=0, states=bytes([BlockState.ABSENT]) * count, reason=reason)

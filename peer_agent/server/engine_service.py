@@ -15,7 +15,7 @@ from typing import Any
 import grpc.aio
 import numpy as np
 
-from kvdir.errors import InvalidInput, KvdirError, RemoteProtocolError, UnknownNamespace
+from kvdir.errors import InvalidInput, KvdirError, RemoteProtocolError, StaleEpoch, UnknownNamespace
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import PROTOCOL_VERSION
 from kvdir.rpc.lookup_codec import decode_fingerprints, encode_trust
@@ -210,7 +210,7 @@ class EngineService(engine_pb2_grpc.EngineServicer):
     def _namespace_of(self, session: int) -> bytes:
         digest = self._sessions.get(session)
         if digest is None:
-            raise InvalidInput(f"session {session:x} is not attached: the agent restarted or the session ended, attach again")
+            raise StaleEpoch(f"session {session:x} is not attached: the agent restarted or the session ended, attach again")
         return digest
 
     def _deadline_s(self, deadline_ms: int, context: Context | None) -> float:

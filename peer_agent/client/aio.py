@@ -1,0 +1,286 @@
+"""The engine library for asyncio: the same verbs and rules as peer_agent/client/engine.py.
+
+Copies larger than INLINE_BYTES run in a thread, without the GIL. A cancelled call still waits for its copy to end, because
+as long as it runs it may write to the caller's memory. One engine belongs to one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import grpc
+import grpc.aio
+
+from kvdir.errors import KvdirError, RemoteProtocolError, StaleEpoch, Unavailable
+from kvdir.fingerprint import Fingerprints
+from kvdir.namespace import Namespace
+from kvdir.rpc.channel import client_options
+from kvdir.rpc.lookup_codec import encode_fingerprints
+from kvdir.rpc.status import from_rpc_error
+from peer_agent.client.attachment import Attachment, attach_request
+from peer_agent.client.buffers import Memory, memory_of
+from peer_agent.client.engine import ATTACH_PAUSE_S, DEADLINE_S, LEASE_S
+from peer_agent.client.results import LoadResult, LookupResult, StoreResult, missed, not_stored
+from peer_agent.v1 import engine_pb2, engine_pb2_grpc
+
+T = TypeVar("T")
+
+INLINE_BYTES = 256 << 10
+"""Copies up to this size (some 20 us) are made in the event loop: a thread would cost more than it frees."""
+
+
+class Engine:
+    """See peer_agent.client.engine.Engine."""
+
+    def __init__(
+        self, address: str, *, namespace: Namespace, engine: str, deadline_s: float = DEADLINE_S, check: bool = False
+    ) -> None:
+        self.address = address
+        self.namespace = namespace
+        self.name = engine
+        self._deadline_s = deadline_s
+        self._check = check
+        self._channel = grpc.aio.insecure_channel(address, options=client_options())
+        self._stub = engine_pb2_grpc.EngineStub(self._channel)
+        self._attachment: Attachment | None = None
+        self._call: Any = None
+        self._attaching: asyncio.Task[None] | None = None
+        self._failure: KvdirError = Unavailable(f"{address}: no agent has answered yet; does it run, and is the address right?")
+        self._next_try_s = 0.0
+        self._closed = False
+
+    @property
+    def attached(self) -> bool:
+        """Whether there is a live session now."""
+        return self._session() is not None
+
+    @property
+    def failure(self) -> str:
+        """Why there is none, in words; the reason of the last attempt."""
+        return str(self._failure)
+
+    async def attach(self, *, timeout_s: float) -> None:
+        """Waits for a session. Raises what stands in the way: UnknownNamespace (with the differences), Unavailable, ..."""
+        if self._session() is None:
+            await asyncio.wait({self._start_attaching()}, timeout=timeout_s)
+        if not self.attached:
+            raise self._failure
+
+    async def close(self) -> None:
+        """Ends the session: locks and reservations go. Idempotent."""
+        self._closed = True
+        self._drop()
+        if self._attaching is not None:
+            self._attaching.cancel()
+            await asyncio.wait({self._attaching})
+        await self._channel.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def store(self, fingerprints: Fingerprints, blocks: Any, *, deadline_s: float | None = None) -> StoreResult:
+        """Copies blocks into the agent's memory and publishes them."""
+        memory = memory_of(blocks, count=len(fingerprints), block_bytes=self.namespace.block_bytes, writable=False)
+        attachment = self._session()
+        if attachment is None:
+            return not_stored(len(fingerprints), self.failure)
+        attachment.check_size(fingerprints)
+        until_s = time.monotonic() + (self._deadline_s if deadline_s is None else deadline_s)
+        try:
+            lease_s = until_s - time.monotonic() + LEASE_S
+            reserved = await self._rpc("Reserve", attachment.reserve_request(fingerprints, lease_s=lease_s), until_s)
+            if not reserved.reservation:
+                return attachment.stored(reserved, 0)
+            request = await self._write(attachment, reserved, memory, len(fingerprints))
+            committed = await self._rpc("Commit", request, until_s + LEASE_S)
+        except KvdirError as error:
+            return not_stored(len(fingerprints), self._note(error, attachment))
+        return attachment.stored(reserved, committed.committed)
+
+    async def load(
+        self, fingerprints: Fingerprints, *, into: Any, deadline_s: float | None = None, local_only: bool = False
+    ) -> LoadResult:
+        """Brings blocks into the caller's memory, from here or from peers, verified."""
+        memory = memory_of(into, count=len(fingerprints), block_bytes=self.namespace.block_bytes, writable=True)
+        began_s = time.monotonic()
+        attachment = self._session()
+        if attachment is None:
+            return missed(len(fingerprints), self.failure)
+        attachment.check_size(fingerprints)
+        wish_s = self._deadline_s if deadline_s is None else deadline_s
+        request = attachment.load_request(fingerprints, deadline_s=wish_s, lease_s=LEASE_S, local_only=local_only)
+        try:
+            answer = await self._rpc("Load", request, began_s + wish_s)
+            loaded = await self._copy(
+                lambda: attachment.read(answer, fingerprints, memory, check=self._check, began_s=began_s), len(fingerprints)
+            )
+        except KvdirError as error:
+            return missed(len(fingerprints), self._note(error, attachment))
+        attachment.release_later(loaded.lock)
+        if len(loaded.corrupt):
+            await self._report_corrupt(attachment, loaded.corrupt)
+        return loaded.result
+
+    async def lookup(self, fingerprints: Fingerprints, *, deadline_s: float = 0.0) -> LookupResult:
+        """What is here and, with a deadline, what peers are said to hold. Moves nothing."""
+        attachment = self._session()
+        nothing = bytes(len(fingerprints))
+        if attachment is None:
+            return LookupResult(local=nothing, nominated=nothing, reason=self.failure)
+        request = engine_pb2.EngineLookupRequest(
+            session=attachment.session,
+            fingerprints=encode_fingerprints(fingerprints),
+            deadline_ms=int(deadline_s * 1000),
+        )
+        try:
+            answer = await self._rpc("Lookup", request, time.monotonic() + (deadline_s or self._deadline_s))
+        except KvdirError as error:
+            return LookupResult(local=nothing, nominated=nothing, reason=self._note(error, attachment))
+        return LookupResult(local=answer.local, nominated=answer.nominated, directory_reached=answer.directory_reached)
+
+    async def prefetch(self, fingerprints: Fingerprints, *, deadline_s: float | None = None) -> int:
+        """Asks for blocks in the background; returns how many the agent went to look for (0 when there is no agent)."""
+        wish_s = self._deadline_s if deadline_s is None else deadline_s
+        attachment = self._session()
+        if attachment is None:
+            return 0
+        request = engine_pb2.PrefetchRequest(
+            session=attachment.session, fingerprints=encode_fingerprints(fingerprints), deadline_ms=max(1, int(wish_s * 1000))
+        )
+        try:
+            accepted: int = (await self._rpc("Prefetch", request, time.monotonic() + self._deadline_s)).accepted
+        except KvdirError as error:
+            self._note(error, attachment)
+            return 0
+        return accepted
+
+    async def pin(self, fingerprints: Fingerprints, *, pin_s: float) -> int:
+        """Protects blocks that are here from eviction for pin_s; 0 unpins. Returns how many that concerned."""
+        attachment = self._session()
+        if attachment is None:
+            return 0
+        request = engine_pb2.PinRequest(
+            session=attachment.session, fingerprints=encode_fingerprints(fingerprints), pin_ms=int(pin_s * 1000)
+        )
+        try:
+            pinned: int = (await self._rpc("Pin", request, time.monotonic() + self._deadline_s)).pinned
+        except KvdirError as error:
+            self._note(error, attachment)
+            return 0
+        return pinned
+
+    # internals
+
+    async def _rpc(self, method: str, request: Any, until_s: float) -> Any:
+        """Raises KvdirError, by until_s."""
+        try:
+            return await getattr(self._stub, method)(request, timeout=max(0.001, until_s - time.monotonic()))
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error, target=self.address) from error
+        except grpc.aio.UsageError as error:  # the channel was closed meanwhile
+            raise Unavailable(f"{self.address}: this engine was closed") from error
+
+    async def _write(self, attachment: Attachment, reserved: Any, memory: Memory, blocks: int) -> engine_pb2.CommitRequest:
+        try:
+            return await self._copy(lambda: attachment.write(reserved, memory), blocks)
+        except asyncio.CancelledError:
+            request = engine_pb2.AbortRequest(session=attachment.session, reservation=reserved.reservation)
+            with contextlib.suppress(KvdirError):  # then the slots come back with the session
+                await self._rpc("Abort", request, time.monotonic() + self._deadline_s)
+            raise
+
+    async def _copy(self, copy: Callable[[], T], blocks: int) -> T:
+        if blocks * self.namespace.block_bytes <= INLINE_BYTES:
+            return copy()
+        running = asyncio.get_running_loop().run_in_executor(None, copy)
+        cancelled: asyncio.CancelledError | None = None
+        while not running.done():
+            try:
+                await asyncio.wait({running})
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is None:
+            return running.result()
+        running.exception()  # retrieved: the cancellation is what the caller asked for
+        raise cancelled
+
+    def _session(self) -> Attachment | None:
+        """The live session; without one, sees to it that there will be."""
+        if self._attachment is not None and not self._call.done():
+            return self._attachment
+        if self._attachment is not None:
+            self._failure = Unavailable(f"{self.address}: the agent ended the session; attaching again")
+            self._drop()
+        if not self._closed and time.monotonic() >= self._next_try_s:
+            self._start_attaching()
+        return None
+
+    def _note(self, error: KvdirError, attachment: Attachment) -> str:
+        """Remembers why the agent is of no use; a session it does not know is given up."""
+        if isinstance(error, RemoteProtocolError | StaleEpoch) and self._attachment is attachment:
+            self._failure = error
+            self._drop()
+        return str(error)
+
+    async def _report_corrupt(self, attachment: Attachment, corrupt: Fingerprints) -> None:
+        try:
+            await self._rpc("Release", attachment.corrupt_request(corrupt), time.monotonic() + self._deadline_s)
+        except KvdirError as error:
+            self._note(error, attachment)
+
+    def _drop(self) -> None:
+        if self._call is not None:
+            self._call.cancel()
+        if self._attachment is not None:
+            self._attachment.close()
+        self._attachment, self._call = None, None
+
+    def _start_attaching(self) -> asyncio.Task[None]:
+        if self._attaching is None or self._attaching.done():
+            self._next_try_s = time.monotonic() + ATTACH_PAUSE_S
+            self._attaching = asyncio.get_running_loop().create_task(self._attach(), name=f"kvdir-attach-{self.name}")
+        return self._attaching
+
+    async def _attach(self) -> None:
+        """Runs until there is a session or a reason why not; waits for an absent agent."""
+        call = self._call = self._stub.Attach(attach_request(self.namespace, engine=self.name), wait_for_ready=True)
+        try:
+            answer = await call.read()
+            if answer is grpc.aio.EOF:
+                raise Unavailable(f"{self.address}: the agent is shutting down")
+            self._attachment = Attachment(answer, self.namespace)
+        except grpc.aio.AioRpcError as error:
+            self._failure = from_rpc_error(error, target=self.address)
+        except (KvdirError, OSError) as error:
+            call.cancel()
+            self._failure = error if isinstance(error, KvdirError) else Unavailable(f"{self.address}: {error}")
+
+
+async def connect(
+    address: str,
+    *,
+    namespace: Namespace,
+    engine: str,
+    deadline_s: float = DEADLINE_S,
+    check: bool = False,
+    timeout_s: float = 5.0,
+) -> Engine:
+    """See peer_agent.client.engine.connect."""
+    made = Engine(address, namespace=namespace, engine=engine, deadline_s=deadline_s, check=check)
+    try:
+        if timeout_s:
+            await made.attach(timeout_s=timeout_s)
+    except BaseException:
+        await made.close()
+        raise
+    return made

@@ -1,0 +1,232 @@
+"""One session with an agent, seen from the engine: the mapped arena, and each exchange as request, response, copy.
+
+Rules: the arena is believed only if its id and epoch are those of the Attach answer; the presence lock is taken before the
+first Reserve and given back when the last write has ended; what is copied out is verified before and after the copy, and
+counts as a hit only then. Nothing here waits for the agent: the sync and the aio engine do, each in its own way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvdir.errors import KvdirError, RemoteProtocolError, TooLarge, Unavailable
+from kvdir.fingerprint import Fingerprints
+from kvdir.location import PROTOCOL_VERSION
+from kvdir.namespace import Namespace
+from kvdir.rpc.lookup_codec import encode_fingerprints
+from peer_agent import _native
+from peer_agent.client.buffers import Memory
+from peer_agent.client.results import LoadResult, StoreResult, Timings
+from peer_agent.core.effects import BlockState, LoadStatus
+from peer_agent.core.records import BLOCK_RECORD, RESERVE_RECORD
+from peer_agent.memory import presence
+from peer_agent.memory.arena import Arena
+from peer_agent.transport.base import ReadStatus
+from peer_agent.v1 import engine_pb2
+
+Array = np.ndarray[Any, Any]
+
+RELEASE_BATCH = 256
+"""Locks that travel with one request; more wait for the next one, or end with their leases."""
+
+COPY_BYTES_PER_S = 4e9
+"""A cautious rate, to keep time for the copy out of the caller's deadline."""
+
+_COPY_OUTCOMES = {ReadStatus.CORRUPT: LoadStatus.CORRUPT}
+"""Of a block that was here and could not be copied out; any other reason means that it was replaced meanwhile: stale."""
+
+
+def attach_request(namespace: Namespace, *, engine: str) -> engine_pb2.AttachRequest:
+    return engine_pb2.AttachRequest(
+        protocol_version=PROTOCOL_VERSION,
+        engine=engine,
+        namespace_digest=namespace.digest,
+        namespace_canonical_json=namespace.canonical().encode(),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a load came to: the result, the lock to release, and blocks that failed verification here."""
+
+    result: LoadResult
+    lock: int
+    corrupt: Fingerprints
+
+
+class Attachment:
+    """A live session. `close` may be called at any time; a copy in progress keeps the mapping until it ends."""
+
+    def __init__(self, answer: engine_pb2.AttachResponse, namespace: Namespace) -> None:
+        """Maps the arena. Raises KvdirError: another protocol, an arena that is not the agent's, or none at all."""
+        if answer.protocol_version != PROTOCOL_VERSION:
+            raise RemoteProtocolError(f"agent speaks protocol {answer.protocol_version}, engine {PROTOCOL_VERSION}")
+        if answer.block_bytes != namespace.block_bytes:
+            raise RemoteProtocolError(
+                f"agent has blocks of {answer.block_bytes} bytes, the namespace says {namespace.block_bytes}"
+            )
+        self.namespace = namespace
+        self.session: int = answer.session
+        self.node: str = answer.node
+        self.epoch: int = answer.epoch
+        self.block_bytes: int = answer.block_bytes
+        self.max_fingerprints: int = answer.max_fingerprints
+        self._arena = Arena.open(answer.arena_path, writable=True)
+        self._releases: list[int] = []
+        self._lock = threading.Lock()
+        self._copies = 0
+        self._closed = False
+        try:
+            if (self._arena.arena_id, self._arena.epoch) != (answer.arena_id, answer.epoch):
+                raise RemoteProtocolError(
+                    f"{answer.arena_path} is not the arena of this agent: do both see the same file system?"
+                )
+            presence.hold(self._arena.fd, self.session)
+        except (KvdirError, OSError):
+            self._arena.close()
+            raise
+
+    def close(self) -> None:
+        """Ends the use of the arena, once copies under way have ended; the presence lock goes with it. Idempotent."""
+        with self._lock:
+            self._closed = True
+            idle = not self._copies
+        if idle:
+            self._arena.close()
+
+    @contextlib.contextmanager
+    def _in_use(self) -> Iterator[memoryview]:
+        """The mapped arena, which stays while the block runs. Raises Unavailable after `close`."""
+        with self._lock:
+            if self._closed:
+                raise Unavailable("the session with the agent has ended")
+            self._copies += 1
+        try:
+            yield self._arena.region
+        finally:
+            with self._lock:
+                self._copies -= 1
+                last = self._closed and not self._copies
+            if last:
+                self._arena.close()
+
+    def check_size(self, fingerprints: Fingerprints) -> None:
+        """Raises TooLarge above the agent's limit."""
+        if len(fingerprints) > self.max_fingerprints:
+            raise TooLarge(
+                f"{len(fingerprints)} fingerprints, the agent's max_fingerprints is {self.max_fingerprints}: split the list"
+            )
+
+    # store
+
+    def reserve_request(self, fingerprints: Fingerprints, *, lease_s: float) -> engine_pb2.ReserveRequest:
+        return engine_pb2.ReserveRequest(
+            session=self.session,
+            fingerprints=encode_fingerprints(fingerprints),
+            lease_ms=max(1, int(lease_s * 1000)),
+            release=self._take_releases(),
+        )
+
+    def write(self, answer: engine_pb2.ReserveResponse, memory: Memory) -> engine_pb2.CommitRequest:
+        """Copies the granted blocks into their slots. Raises Unavailable when the session has been closed."""
+        records = np.frombuffer(answer.blocks, RESERVE_RECORD)
+        granted = records["state"] == BlockState.RESERVED
+        sources = np.frombuffer(memory.addresses, "<u8")
+        if len(records) != len(sources):
+            raise RemoteProtocolError(f"the agent answered {len(records)} records for {len(sources)} blocks")
+        with self._in_use() as region:
+            checksums = _native.write_blocks(
+                region, records["offset"][granted].tobytes(), sources[granted].tobytes(), self.block_bytes
+            )
+        return engine_pb2.CommitRequest(session=self.session, reservation=answer.reservation, checksums=checksums)
+
+    def stored(self, reserved: engine_pb2.ReserveResponse, committed: int, *, reason: str = "") -> StoreResult:
+        states = np.frombuffer(reserved.blocks, RESERVE_RECORD)["state"].astype(np.uint8).tobytes()
+        granted = states.count(bytes([BlockState.RESERVED]))
+        if not reason and committed < granted:
+            reason = f"{granted - committed} blocks were written after their lease had ended"
+        return StoreResult(stored=committed, states=states, reason=reason)
+
+    # load
+
+    def load_request(
+        self, fingerprints: Fingerprints, *, deadline_s: float, lease_s: float, local_only: bool
+    ) -> engine_pb2.LoadRequest:
+        """deadline_s is the caller's; the agent gets less, so that there is time for the copy."""
+        copy_s = min(deadline_s / 4, 0.002 + len(fingerprints) * self.block_bytes / COPY_BYTES_PER_S)
+        return engine_pb2.LoadRequest(
+            session=self.session,
+            fingerprints=encode_fingerprints(fingerprints),
+            deadline_ms=max(1, int((deadline_s - copy_s) * 1000)),
+            lease_ms=max(1, int(lease_s * 1000)),
+            local_only=local_only,
+            release=self._take_releases(),
+        )
+
+    def read(
+        self, answer: engine_pb2.LoadResponse, fingerprints: Fingerprints, memory: Memory, *, check: bool, began_s: float
+    ) -> Loaded:
+        """Copies what is here into the caller's memory, verified. began_s: time.monotonic() when the load began."""
+        copy_began_s = time.monotonic()
+        records = np.frombuffer(answer.blocks, BLOCK_RECORD).copy()
+        if len(records) != len(fingerprints):
+            raise RemoteProtocolError(f"the agent answered {len(records)} records for {len(fingerprints)} blocks")
+        results = records["state"].astype(np.uint8)
+        hits = np.flatnonzero((results == LoadStatus.HIT_LOCAL) | (results == LoadStatus.HIT_PEER))
+        statuses = self._copy_out(records[hits], fingerprints.select(hits.tolist()), memory, hits, check=check)
+        failed = hits[statuses != ReadStatus.OK]
+        for position, status in zip(failed, statuses[statuses != ReadStatus.OK], strict=True):
+            results[position] = _COPY_OUTCOMES.get(ReadStatus(status), LoadStatus.STALE)
+        now_s = time.monotonic()
+        timings = Timings(
+            total_us=int((now_s - began_s) * 1e6),
+            lookup_us=answer.lookup_us,
+            lock_us=answer.lock_us,
+            read_us=answer.read_us,
+            copy_us=int((now_s - copy_began_s) * 1e6),
+        )
+        result = LoadResult(
+            statuses=results.tobytes(),
+            timings=timings,
+            peer_bytes=answer.peer_bytes,
+            directory_reached=answer.directory_reached,
+        )
+        corrupt = hits[statuses == ReadStatus.CORRUPT].tolist()
+        return Loaded(result, answer.lock, fingerprints.select(corrupt))
+
+    def _copy_out(self, records: Array, fingerprints: Fingerprints, memory: Memory, hits: Array, *, check: bool) -> Array:
+        """ReadStatus per hit."""
+        if np.any(records["length"] != self.block_bytes):
+            raise RemoteProtocolError("the agent answered a block of another length than the namespace's")
+        records["state"] = 1
+        destinations = np.frombuffer(memory.addresses, "<u8")[hits].tobytes()
+        packed, width = fingerprints.packed, fingerprints.width
+        with self._in_use() as region:
+            statuses = _native.read_blocks(region, records.tobytes(), self.namespace.digest, packed, width, destinations, check)
+        return np.frombuffer(statuses, np.uint8)
+
+    # release
+
+    def release_later(self, lock: int) -> None:
+        """The lock goes with the next request; a lost one ends with its lease."""
+        if lock:
+            with self._lock:
+                self._releases.append(lock)
+
+    def corrupt_request(self, corrupt: Fingerprints) -> engine_pb2.ReleaseRequest:
+        """Tells the agent which blocks failed verification, and releases what is due."""
+        return engine_pb2.ReleaseRequest(
+            session=self.session, locks=self._take_releases(), corrupt=encode_fingerprints(corrupt)
+        )
+
+    def _take_releases(self) -> list[int]:
+        with self._lock:
+            taken, self._releases = self._releases[:RELEASE_BATCH], self._releases[RELEASE_BATCH:]
+        return taken

@@ -1,0 +1,304 @@
+"""The engine library, blocking: store and load blocks through the agent of this host.
+
+    engine = peer_agent.connect("unix:/dev/shm/kvdir-node1.sock", namespace=namespace, engine="vllm-0")
+    engine.store(fingerprints, tensors)
+    result = engine.load(fingerprints, into=tensors, deadline_s=0.05)
+    recompute(result.recompute)
+
+Rules: whatever is wrong with the agent, `load` answers by its deadline with misses and `store` with stored=0, both with a
+reason; only the caller's own mistakes raise (wrong buffer, wrong width, too many fingerprints). An agent that went away or
+restarted is attached again in the background, from the next use on. Thread-safe; calls run in parallel.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+
+from kvdir.errors import KvdirError, RemoteProtocolError, StaleEpoch, Unavailable
+from kvdir.fingerprint import Fingerprints
+from kvdir.namespace import Namespace
+from kvdir.rpc.channel import client_options
+from kvdir.rpc.lookup_codec import encode_fingerprints
+from kvdir.rpc.status import from_rpc_error
+from peer_agent.client.attachment import Attachment, attach_request
+from peer_agent.client.buffers import memory_of
+from peer_agent.client.results import LoadResult, LookupResult, StoreResult, missed, not_stored
+from peer_agent.v1 import engine_pb2, engine_pb2_grpc
+
+DEADLINE_S = 1.0
+LEASE_S = 2.0
+"""Beyond the deadline: how long blocks stay locked when the release gets lost."""
+
+ATTACH_PAUSE_S = 0.5
+"""Between two tries to attach, so that a missing agent costs an engine next to nothing."""
+
+
+class Engine:
+    """A session with one agent for one namespace. Use `peer_agent.connect`. deadline_s: of calls that give none.
+
+    check: compare each payload's XXH3-64 when it is copied out, on top of header and generation (finds rotten memory).
+    """
+
+    def __init__(
+        self, address: str, *, namespace: Namespace, engine: str, deadline_s: float = DEADLINE_S, check: bool = False
+    ) -> None:
+        self.address = address
+        self.namespace = namespace
+        self.name = engine
+        self._deadline_s = deadline_s
+        self._check = check
+        self._channel = grpc.insecure_channel(address, options=client_options())
+        self._stub = engine_pb2_grpc.EngineStub(self._channel)
+        self._lock = threading.Lock()
+        self._attachment: Attachment | None = None
+        self._call: Any = None
+        self._attaching: threading.Thread | None = None
+        self._failure: KvdirError = Unavailable(f"{address}: no agent has answered yet; does it run, and is the address right?")
+        self._next_try_s = 0.0
+        self._closed = False
+
+    # session
+
+    @property
+    def attached(self) -> bool:
+        """Whether there is a live session now."""
+        return self._session() is not None
+
+    @property
+    def failure(self) -> str:
+        """Why there is none, in words; the reason of the last attempt."""
+        return str(self._failure)
+
+    def attach(self, *, timeout_s: float) -> None:
+        """Waits for a session. Raises what stands in the way: UnknownNamespace (with the differences), Unavailable, ..."""
+        if self._session() is not None:
+            return
+        with self._lock:
+            thread = self._start_attaching()
+        thread.join(timeout_s)
+        if not self.attached:
+            raise self._failure
+
+    def close(self) -> None:
+        """Ends the session: locks and reservations go. Idempotent."""
+        with self._lock:
+            self._closed = True
+            self._drop()
+        self._channel.close()
+        if self._attaching is not None:
+            self._attaching.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    # blocks
+
+    def store(self, fingerprints: Fingerprints, blocks: Any, *, deadline_s: float | None = None) -> StoreResult:
+        """Copies blocks into the agent's memory and publishes them.
+
+        blocks: see `peer_agent.client.buffers`; namespace.block_bytes each, in the order of the fingerprints. Raises
+        InvalidInput for wrong buffers and TooLarge beyond the agent's limit, nothing else.
+        """
+        memory = memory_of(blocks, count=len(fingerprints), block_bytes=self.namespace.block_bytes, writable=False)
+        attachment = self._session()
+        if attachment is None:
+            return not_stored(len(fingerprints), self.failure)
+        attachment.check_size(fingerprints)
+        until_s = time.monotonic() + (self._deadline_s if deadline_s is None else deadline_s)
+        try:
+            lease_s = until_s - time.monotonic() + LEASE_S
+            reserved = self._rpc("Reserve", attachment.reserve_request(fingerprints, lease_s=lease_s), until_s)
+            if not reserved.reservation:
+                return attachment.stored(reserved, 0)
+            committed = self._rpc("Commit", attachment.write(reserved, memory), until_s + LEASE_S)
+        except KvdirError as error:
+            return not_stored(len(fingerprints), self._note(error, attachment))
+        return attachment.stored(reserved, committed.committed)
+
+    def load(
+        self, fingerprints: Fingerprints, *, into: Any, deadline_s: float | None = None, local_only: bool = False
+    ) -> LoadResult:
+        """Brings blocks into the caller's memory, from here or from peers, verified; the rest is for the caller to recompute.
+
+        into: writable memory, as for `store`. Returns by deadline_s (plus scheduling). Raises InvalidInput for wrong buffers
+        and TooLarge beyond the agent's limit, nothing else.
+        """
+        memory = memory_of(into, count=len(fingerprints), block_bytes=self.namespace.block_bytes, writable=True)
+        began_s = time.monotonic()
+        attachment = self._session()
+        if attachment is None:
+            return missed(len(fingerprints), self.failure)
+        attachment.check_size(fingerprints)
+        wish_s = self._deadline_s if deadline_s is None else deadline_s
+        request = attachment.load_request(fingerprints, deadline_s=wish_s, lease_s=LEASE_S, local_only=local_only)
+        try:
+            answer = self._rpc("Load", request, began_s + wish_s)
+            loaded = attachment.read(answer, fingerprints, memory, check=self._check, began_s=began_s)
+        except KvdirError as error:
+            return missed(len(fingerprints), self._note(error, attachment))
+        attachment.release_later(loaded.lock)
+        if len(loaded.corrupt):
+            self._report_corrupt(attachment, loaded.corrupt)
+        return loaded.result
+
+    def lookup(self, fingerprints: Fingerprints, *, deadline_s: float = 0.0) -> LookupResult:
+        """What is here and, with a deadline, what peers are said to hold. Moves nothing."""
+        attachment = self._session()
+        nothing = bytes(len(fingerprints))
+        if attachment is None:
+            return LookupResult(local=nothing, nominated=nothing, reason=self.failure)
+        request = engine_pb2.EngineLookupRequest(
+            session=attachment.session,
+            fingerprints=encode_fingerprints(fingerprints),
+            deadline_ms=int(deadline_s * 1000),
+        )
+        try:
+            answer = self._rpc("Lookup", request, time.monotonic() + (deadline_s or self._deadline_s))
+        except KvdirError as error:
+            return LookupResult(local=nothing, nominated=nothing, reason=self._note(error, attachment))
+        return LookupResult(local=answer.local, nominated=answer.nominated, directory_reached=answer.directory_reached)
+
+    def prefetch(self, fingerprints: Fingerprints, *, deadline_s: float | None = None) -> int:
+        """Asks for blocks in the background; returns how many the agent went to look for (0 when there is no agent)."""
+        wish_s = self._deadline_s if deadline_s is None else deadline_s
+        attachment = self._session()
+        if attachment is None:
+            return 0
+        request = engine_pb2.PrefetchRequest(
+            session=attachment.session, fingerprints=encode_fingerprints(fingerprints), deadline_ms=max(1, int(wish_s * 1000))
+        )
+        try:
+            accepted: int = self._rpc("Prefetch", request, time.monotonic() + self._deadline_s).accepted
+        except KvdirError as error:
+            self._note(error, attachment)
+            return 0
+        return accepted
+
+    def pin(self, fingerprints: Fingerprints, *, pin_s: float) -> int:
+        """Protects blocks that are here from eviction for pin_s; 0 unpins. Returns how many that concerned."""
+        attachment = self._session()
+        if attachment is None:
+            return 0
+        request = engine_pb2.PinRequest(
+            session=attachment.session, fingerprints=encode_fingerprints(fingerprints), pin_ms=int(pin_s * 1000)
+        )
+        try:
+            pinned: int = self._rpc("Pin", request, time.monotonic() + self._deadline_s).pinned
+        except KvdirError as error:
+            self._note(error, attachment)
+            return 0
+        return pinned
+
+    # internals
+
+    def _rpc(self, method: str, request: Any, until_s: float) -> Any:
+        """Raises KvdirError, by until_s."""
+        try:
+            return getattr(self._stub, method)(request, timeout=max(0.001, until_s - time.monotonic()))
+        except grpc.RpcError as error:
+            raise from_rpc_error(error, target=self.address) from error
+        except ValueError as error:  # gRPC's word for a channel closed meanwhile
+            raise Unavailable(f"{self.address}: this engine was closed") from error
+
+    def _session(self) -> Attachment | None:
+        """The live session; without one, sees to it that there will be."""
+        with self._lock:
+            if self._attachment is not None and self._call.is_active():
+                return self._attachment
+            if self._attachment is not None:
+                self._failure = Unavailable(f"{self.address}: the agent ended the session; attaching again")
+                self._drop()
+            if not self._closed and time.monotonic() >= self._next_try_s:
+                self._start_attaching()
+            return None
+
+    def _note(self, error: KvdirError, attachment: Attachment | None) -> str:
+        """Remembers why the agent is of no use; a session it does not know is given up."""
+        if isinstance(error, RemoteProtocolError | StaleEpoch):
+            with self._lock:
+                if self._attachment is attachment:
+                    self._failure = error
+                    self._drop()
+        return str(error)
+
+    def _report_corrupt(self, attachment: Attachment, corrupt: Fingerprints) -> None:
+        try:
+            self._rpc("Release", attachment.corrupt_request(corrupt), time.monotonic() + self._deadline_s)
+        except KvdirError as error:
+            self._note(error, attachment)
+
+    def _drop(self) -> None:
+        """Call with the lock held."""
+        if self._call is not None:
+            self._call.cancel()
+        if self._attachment is not None:
+            self._attachment.close()
+        self._attachment, self._call = None, None
+
+    def _start_attaching(self) -> threading.Thread:
+        """Call with the lock held."""
+        if self._attaching is None or not self._attaching.is_alive():
+            self._next_try_s = time.monotonic() + ATTACH_PAUSE_S
+            self._attaching = threading.Thread(target=self._attach, name=f"kvdir-attach-{self.name}", daemon=True)
+            self._attaching.start()
+        return self._attaching
+
+    def _attach(self) -> None:
+        """Runs in a thread until there is a session or a reason why not; `close` cancels it. Waits for an absent agent."""
+        call = self._stub.Attach(attach_request(self.namespace, engine=self.name), wait_for_ready=True)
+        with self._lock:
+            if self._closed:
+                call.cancel()
+                return
+            self._call = call
+        try:
+            attachment = Attachment(next(call), self.namespace)
+        except grpc.RpcError as error:
+            failure: KvdirError = from_rpc_error(error, target=self.address)
+        except StopIteration:
+            failure = Unavailable(f"{self.address}: the agent is shutting down")
+        except (KvdirError, OSError) as error:
+            call.cancel()
+            failure = error if isinstance(error, KvdirError) else Unavailable(f"{self.address}: {error}")
+        else:
+            with self._lock:
+                if self._closed:
+                    attachment.close()
+                else:
+                    self._attachment = attachment
+            return
+        with self._lock:
+            self._failure = failure
+
+
+def connect(
+    address: str,
+    *,
+    namespace: Namespace,
+    engine: str,
+    deadline_s: float = DEADLINE_S,
+    check: bool = False,
+    timeout_s: float = 5.0,
+) -> Engine:
+    """An engine attached to the agent at `address`, such as "unix:/dev/shm/kvdir-node1.sock".
+
+    Waits up to timeout_s. Raises UnknownNamespace, with the differences to the nearest namespace the agent serves, and
+    Unavailable when nobody answers. timeout_s=0 does not wait and does not raise: the engine attaches when the agent is
+    there, and sees misses until then.
+    """
+    made = Engine(address, namespace=namespace, engine=engine, deadline_s=deadline_s, check=check)
+    try:
+        if timeout_s:
+            made.attach(timeout_s=timeout_s)
+    except BaseException:
+        made.close()
+        raise
+    return made
