@@ -16,7 +16,7 @@ from typing import Protocol, Self
 from kvdir.index._native import Index, Sketch
 from kvdir.index.answers import IndexStats, Lookup
 
-__all__ = ["BlockIndex", "BlockSketch", "Index", "IndexStats", "Lookup", "Sketch"]
+__all__ = ["BlockIndex", "BlockSketch", "Index", "IndexStats", "Lookup", "Packed", "Sketch", "open_index"]
 
 Packed = bytes | bytearray | memoryview
 

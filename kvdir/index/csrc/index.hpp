@@ -102,7 +102,7 @@ void for_each_key(const Table& table, KeyMix mix, const Fingerprints& blocks, Be
         for (u64 i = 0; i < count; ++i) keys[i] = mix(blocks.head(start + i));
         for (u64 i = 0; i < count && i < kAhead; ++i) table.prefetch(keys[i]);
         for (u64 i = 0; i < count; ++i) {
-            if (i + kAhead < count) table.prefetch(keys[i + kAhead]);
+            if (i + kAhead < count) table.prefetch_put(keys[i+kAhead]);
             visit(start + i, keys[i]);
         }
     }

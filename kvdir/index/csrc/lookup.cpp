@@ -9,7 +9,7 @@ namespace kvdir {
 namespace {
 
 // A prefix lookup probes every kStride-th block, and all blocks between two probes whose sets differ.
-constexpr u64 kStride = 32;
+constexpr u64 kStride = 64;
 
 // Numbers sets in order of appearance and copies their holders, which may change once the lock is gone.
 class SetNumbers {

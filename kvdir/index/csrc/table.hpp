@@ -22,7 +22,7 @@
 // Invariants:
 //   - occupied slots hold strictly ascending keys; a key is not below its home, and no slot between the two is empty;
 //   - while growing, the old layout ends before `frontier`, where a cluster never continues;
-//   - the last committed slot is empty, so every scan ends;
+//   - the last kGuard committed slots are empty, so every scan ends and may look a little ahead;
 //   - the load stays below kMaxLoad of the capacity, counting both layouts.
 // A reader without the writer's lock may see a torn state: it can miss a block or see a slot twice, but its scans end.
 #pragma once
@@ -51,6 +51,7 @@ struct TableState {
 
 class Table {
 public:
+    static constexpr u64 kGuard = 4;
     static constexpr u64 kMoveSlots = 512;  // the sweep moves about this many slots at a time: 8 KiB, fits in L1
     static constexpr u64 kMovesPerInsert = 32;  // growth by >= 1/10 at load 0.8 needs 12.5 to end in time
 
@@ -71,12 +72,29 @@ public:
         __builtin_prefetch(slot);
         __builtin_prefetch(slot + 4);
     }
+    void prefetch_put(u64 key) const {
+        const Slot* slot = slots_ + home(key);
+        __builtin_prefetch(slot,1);
+        __builtin_prefetch(slot + 4,1);
+#if 1
+        __builtin_prefetch(slot + 8,1);
+#endif
+#ifdef P4
+        __builtin_prefetch(slot + 12,1);
+#endif
+    }
 
     // First slot at or behind the key's home that is empty or holds a key not smaller.
+    // Four at a time and without branches in between, because where a probe ends is a coin that no predictor can guess.
     u64 seek(u64 key) const {
         u64 at = home(key);
-        while (slots_[at].key - 1 < key - 1) ++at;  // an empty slot wraps to the largest number
-        return at;
+        for (;;) {
+            const Slot* slot = slots_ + at;
+            auto smaller = [&](int i) -> u64 { return slot[i].key - 1 < key - 1; };  // an empty slot wraps to the largest
+            u64 passed = smaller(0) + smaller(1) + smaller(2) + smaller(3);
+            at += passed;
+            if (passed < 4) return at;
+        }
     }
 
     Slot* find(u64 key) const {
@@ -112,8 +130,10 @@ private:
     static u64 limit(u64 capacity) { return capacity - capacity / 5; }
     void begin_growth(u64 count);
     u64 move_chunk();
-    void place(const std::vector<Slot>& run) noexcept;
-    void open_gap(u64 at);
+    u64 first_home_above(u64 key) const;
+    void place(const Slot* chunk, u64 count, u64 from, u64 above) noexcept;
+    void insert_at(u64 at, Slot slot);
+    void extend();
 
     Region& region_;
     TableState& state_;
