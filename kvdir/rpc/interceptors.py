@@ -8,6 +8,7 @@ The wrapped handler of a method is made once and kept, because an interceptor th
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NoReturn, Protocol
@@ -20,7 +21,7 @@ from kvdir.rpc.status import grpc_code, trailing
 
 REQUEST_ID_KEY = "kvdir-request-id"
 
-Handler = grpc.RpcMethodHandler[Any, Any]
+Handler = Any  # grpc.RpcMethodHandler is generic for type checkers only
 Context = Any  # grpc.aio.ServicerContext is generic over types that nobody here needs
 
 
@@ -65,7 +66,9 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
         if handler.unary_stream:
             return grpc.unary_stream_rpc_method_handler(self._stream(handler.unary_stream, method), **serializers)
         if handler.stream_stream:
-            return grpc.stream_stream_rpc_method_handler(self._stream(handler.stream_stream, method), **serializers)
+            # Handlers of streams come in two kinds: generators of responses, and coroutines that write them themselves.
+            wrap = self._stream if inspect.isasyncgenfunction(handler.stream_stream) else self._coroutine
+            return grpc.stream_stream_rpc_method_handler(wrap(handler.stream_stream, method), **serializers)
         return grpc.stream_unary_rpc_method_handler(self._unary(handler.stream_unary, method), **serializers)
 
     def _unary(self, behaviour: Any, method: str) -> Any:
@@ -97,6 +100,21 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
             except Exception as error:
                 await self._fail(watch, context, error, error)
             except (asyncio.CancelledError, GeneratorExit):
+                watch.code = "CANCELLED"
+                raise
+            finally:
+                watch.end()
+
+        return call
+
+    def _coroutine(self, behaviour: Any, method: str) -> Any:
+        async def call(request: Any, context: Context) -> None:
+            watch = _Watch(self._observer, method)
+            try:
+                await behaviour(request, context)
+            except Exception as error:
+                await self._fail(watch, context, error, error)
+            except asyncio.CancelledError:
                 watch.code = "CANCELLED"
                 raise
             finally:

@@ -1,0 +1,40 @@
+"""`kvdir serve`: runs a coordinator in this process until SIGTERM or SIGINT. Logs go to stderr, one event a line."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+import msgspec
+
+from kvdir.cli.options import config_options
+from kvdir.cli.output import output_option
+from kvdir.server.config import CoordinatorConfig
+
+
+@click.command()
+@output_option
+@config_options(CoordinatorConfig, prefix="KVDIR_")
+def serve(config: CoordinatorConfig, output: str) -> None:
+    """Run a coordinator.
+
+    \b
+    Examples:
+      kvdir serve
+      kvdir serve --listen 127.0.0.1:0 --output json    a free port, announced as JSON on stdout
+      kvdir serve --listen 0.0.0.0:7400 --insecure      reachable by everybody on the network
+    """
+    from kvdir.obs.logs import configure
+    from kvdir.server.serve import Bound, run
+
+    def announce(bound: Bound) -> None:
+        if output == "json":
+            line = msgspec.json.encode({"event": "ready", "grpc": bound.grpc, "http": bound.http, "version": bound.version})
+            sys.stdout.write(line.decode() + "\n")
+        else:
+            http = f", http://{bound.http}/metrics" if bound.http else ""
+            sys.stdout.write(f"kvdir {bound.version} serves on {bound.grpc}{http}; stop it with Ctrl-C\n")
+        sys.stdout.flush()
+
+    configure(config.log_level)
+    run(config, on_ready=announce)

@@ -1,0 +1,168 @@
+"""Every metric of the coordinator, in one place. Prefix kvdir_, base units, bounded labels; a help text is a definition.
+
+Hot counters are plain ints of the core; a collector reads them when somebody scrapes. The scrape runs on the HTTP thread, so it
+reads only what `refresh` put aside on the event loop, never the index or the directory themselves.
+Labels: never a fingerprint, tenant or request; a node appears in a few gauges, capped at `MAX_NODES`.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from kvdir.core.directory import Directory
+from kvdir.core.inspect import node_views
+from kvdir.core.views import NodeView
+from kvdir.location import StreamState
+
+MAX_NODES = 1024
+BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0, 10.0)
+
+
+@dataclass(slots=True)
+class MethodFigures:
+    """One RPC method: calls that ended by code, their time, and how many run now."""
+
+    running: int = 0
+    by_code: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+    buckets: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS_S) + 1))
+
+
+class CallFigures:
+    """rpc.interceptors.CallObserver that counts. Methods are those a server has, so labels are bounded."""
+
+    def __init__(self) -> None:
+        self.methods: dict[str, MethodFigures] = {}
+
+    def began(self, method: str) -> None:
+        figures = self.methods.get(method)
+        if figures is None:
+            figures = self.methods[method] = MethodFigures()
+        figures.running += 1
+
+    def ended(self, method: str, code: str, seconds: float) -> None:
+        figures = self.methods[method]
+        figures.running -= 1
+        figures.by_code[code] = figures.by_code.get(code, 0) + 1
+        figures.seconds += seconds
+        figures.buckets[bisect.bisect_left(BUCKETS_S, seconds)] += 1
+
+    def families(self, prefix: str) -> Iterator[Metric]:
+        """The metric families of all methods."""
+        running = GaugeMetricFamily(f"{prefix}_rpc_running", "Calls under way, by method.", labels=["method"])
+        calls = CounterMetricFamily(f"{prefix}_rpc_calls", "Calls ended, by method and gRPC code.", labels=["method", "code"])
+        time_s = HistogramMetricFamily(
+            f"{prefix}_rpc_duration_seconds", "From the call's arrival in Python to its end.", labels=["method"]
+        )
+        for method, figures in list(self.methods.items()):
+            running.add_metric([method], figures.running)
+            for code, count in list(figures.by_code.items()):
+                calls.add_metric([method, code], count)
+            total, buckets = 0, []
+            for bound, count in zip([*map(str, BUCKETS_S), "+Inf"], figures.buckets, strict=True):
+                total += count
+                buckets.append((bound, total))
+            time_s.add_metric([method], buckets, figures.seconds)
+        yield from (running, calls, time_s)
+
+
+_COUNTERS = {
+    "lookups": "Lists looked up.",
+    "lookup_blocks": "Positions asked for in lookups.",
+    "lookup_hits": "Positions for which some node was named.",
+    "batches": "Batches received, duplicates included.",
+    "stale_reports": "Reports that an owner did not hold what the directory named.",
+    "stale_reports_ignored": "Of those, ignored: old epoch, unknown node, or older than a later store.",
+    "snapshots_applied": "Snapshots that replaced what was known.",
+    "snapshots_refused": "Snapshots discarded because they contradicted themselves.",
+    "fenced": "Epochs fenced, by a newer one or by goodbye.",
+    "namespaces_refused": "Namespace announcements that could not be read or believed.",
+}
+
+
+class CoordinatorMetrics:
+    """prometheus_client collector of a coordinator. `refresh` runs on the event loop, `collect` on the scraper's thread."""
+
+    def __init__(self) -> None:
+        self.calls = CallFigures()
+        self.loop_lag_s = 0.0
+        self.ready = False
+        self._counters: dict[str, int] = {}
+        self._events: dict[str, int] = {}
+        self._rejected: dict[str, int] = {}
+        self._gauges: dict[str, float] = {}
+        self._nodes: tuple[NodeView, ...] = ()
+
+    def refresh(self, directory: Directory, *, now_s: float) -> None:
+        """Puts aside what the next scrape shows."""
+        stats, ingest = directory.index.stats(), directory.ingest
+        self._counters = {name: getattr(directory.counters, name) for name in _COUNTERS}
+        self._events = {
+            "events_applied": ingest.applied,
+            "stored_blocks": ingest.stored_blocks,
+            "removed_blocks": ingest.removed_blocks,
+        }
+        self._rejected = dict(ingest.rejected)
+        self._nodes = node_views(directory, now_s=now_s)[:MAX_NODES]
+        self._gauges = {
+            "index_blocks": stats.blocks,
+            "index_bytes": stats.bytes,
+            "index_sets": stats.sets,
+            "holders": stats.holders,
+            "namespaces": len(directory.namespaces),
+            "warming": float(directory.warming),
+        }
+        self.ready = not directory.warming
+
+    def collect(self) -> Iterable[Metric]:
+        yield from self.calls.families("kvdir")
+        for name, help in _COUNTERS.items():
+            yield CounterMetricFamily(f"kvdir_{name}", help, value=self._counters.get(name, 0))
+        for name, help in (
+            ("events_applied", "Events applied, in order or as hints."),
+            ("stored_blocks", "Blocks that gained a holder."),
+            ("removed_blocks", "Blocks that lost a holder."),
+        ):
+            yield CounterMetricFamily(f"kvdir_{name}", help, value=self._events.get(name, 0))
+        rejected = CounterMetricFamily("kvdir_events_rejected", "Events skipped, by reason.", labels=["reason"])
+        for reason, count in self._rejected.items():
+            rejected.add_metric([reason], count)
+        yield rejected
+        for name, help in (
+            ("index_blocks", "Distinct blocks in the index."),
+            ("index_bytes", "Resident bytes of the index."),
+            ("index_sets", "Distinct holder sets."),
+            ("holders", "Holder numbers in use."),
+            ("namespaces", "Namespaces announced."),
+            ("warming", "1 while some node has not restated what it holds since the start."),
+        ):
+            yield GaugeMetricFamily(f"kvdir_{name}", help, value=self._gauges.get(name, 0.0))
+        yield GaugeMetricFamily("kvdir_loop_lag_seconds", "How late the last tick was.", value=self.loop_lag_s)
+        yield from self._node_families()
+
+    def _node_families(self) -> Iterator[Metric]:
+        states = GaugeMetricFamily("kvdir_streams", "Streams by state.", labels=["state"])
+        for state in StreamState:
+            states.add_metric([state.name.lower()], sum(view.trust.state is state for view in self._nodes))
+        age = GaugeMetricFamily("kvdir_stream_age_seconds", "Since the node was last heard.", labels=["node"])
+        lag = GaugeMetricFamily("kvdir_stream_lag_events", "Known sequence numbers not yet applied in order.", labels=["node"])
+        missing = GaugeMetricFamily("kvdir_stream_missing_events", "Events known lost and not repaired.", labels=["node"])
+        gaps = CounterMetricFamily("kvdir_stream_gaps", "Holes seen in the current epoch.", labels=["node"])
+        repairs = CounterMetricFamily("kvdir_stream_repairs", "Repairs asked for in this epoch.", labels=["node", "kind"])
+        untrusted = CounterMetricFamily(
+            "kvdir_stream_untrusted_seconds", "Time for which the node's cumulative figures were untrusted.", labels=["node"]
+        )
+        for view in self._nodes:
+            node = [view.trust.node]
+            age.add_metric(node, view.trust.age_s)
+            lag.add_metric(node, view.announced_seq - view.last_seq)
+            missing.add_metric(node, view.trust.missing_events)
+            gaps.add_metric(node, view.gaps)
+            repairs.add_metric([*node, "replay"], view.replays)
+            repairs.add_metric([*node, "snapshot"], view.snapshots)
+            untrusted.add_metric(node, view.untrusted_s)
+        yield from (states, age, lag, missing, gaps, repairs, untrusted)

@@ -1,0 +1,66 @@
+"""kvdir.v1.Admin: what operators ask. Nothing here is on a hot path."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from kvdir.core.inspect import dump_part, node_views
+from kvdir.location import PROTOCOL_VERSION
+from kvdir.rpc.admin_codec import encode_node, encode_part, encode_status
+from kvdir.rpc.lookup_codec import encode_trust
+from kvdir.server.coordinator import Coordinator
+from kvdir.v1 import admin_pb2, admin_pb2_grpc
+
+_CHUNK_BLOCKS = 16_384
+_MAX_CHUNK_BLOCKS = 262_144
+_ANSWER_S = 0.1
+"""Left of a deadline for the answer to travel in."""
+
+
+class AdminService(admin_pb2_grpc.AdminServicer):
+    """See the module docstring."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+
+    async def Nodes(self, request: admin_pb2.NodesRequest, context: Any) -> admin_pb2.NodesResponse:
+        now_s = self._coordinator.now_s()
+        views = node_views(self._coordinator.directory, now_s=now_s)
+        return admin_pb2.NodesResponse(
+            protocol_version=PROTOCOL_VERSION, nodes=[encode_node(view, now_s=now_s) for view in views]
+        )
+
+    async def Status(self, request: admin_pb2.StatusRequest, context: Any) -> admin_pb2.StatusResponse:
+        return encode_status(self._coordinator.status())
+
+    async def Dump(self, request: admin_pb2.DumpRequest, context: Any) -> AsyncIterator[admin_pb2.DumpChunk]:
+        cursor = 0
+        max_blocks = min(request.chunk_blocks or _CHUNK_BLOCKS, _MAX_CHUNK_BLOCKS)
+        while True:
+            cursor, part = dump_part(
+                self._coordinator.directory,
+                cursor,
+                max_blocks=max_blocks,
+                namespace_digest=request.namespace_digest,
+                node=request.node,
+            )
+            if part.keys:
+                yield encode_part(part)
+            if cursor == 0:
+                return
+            await asyncio.sleep(0)  # events and lookups go first
+
+    async def Reconcile(self, request: admin_pb2.ReconcileRequest, context: Any) -> admin_pb2.ReconcileResponse:
+        coordinator = self._coordinator
+        stream = coordinator.directory.want_snapshot(request.node)
+        limit_s, remaining_s = coordinator.config.max_deadline_s, context.time_remaining()
+        timeout_s = max(0.0, min(limit_s, limit_s if remaining_s is None else remaining_s) - _ANSWER_S)
+        done = await coordinator.wait_snapshot(request.node, timeout_s=timeout_s)
+        return admin_pb2.ReconcileResponse(
+            protocol_version=PROTOCOL_VERSION,
+            done=done,
+            trust=encode_trust(stream.trust(coordinator.now_s())),
+            blocks=sum(holder.blocks for holder in stream.holders.values()),
+        )

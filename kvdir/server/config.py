@@ -1,0 +1,105 @@
+"""Settings of `kvdir serve`. Declared once; flags, environment (KVDIR_), TOML keys and docs come from here."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from dataclasses import dataclass
+
+from kvdir.config import setting
+from kvdir.core.directory import Limits
+from kvdir.core.repair import RepairPolicy
+from kvdir.errors import ConfigError
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorConfig:
+    """See `kvdir serve --help`."""
+
+    listen: str = setting("127.0.0.1:7400", "Address of the gRPC services; port 0 takes a free one.", metavar="HOST:PORT")
+    http_listen: str = setting(
+        "127.0.0.1:7401", "Address of /metrics, /healthz and /readyz; empty turns them off.", metavar="HOST:PORT"
+    )
+    insecure: bool = setting(False, "Allow plaintext on addresses other than loopback: anybody who reaches them may ask.")
+    name: str = setting("", "Name of this coordinator in answers and logs; empty takes the host name.")
+    expected_blocks: int = setting(0, "Blocks the index makes room for at start; it grows without it, in steps.")
+    max_fingerprints: int = setting(65_536, "Fingerprints in one lookup; longer lists are refused.")
+    max_message_bytes: int = setting(16 * 2**20, "Largest gRPC message, in and out.")
+    max_streams: int = setting(4_096, "Nodes that may be known at once.")
+    max_namespaces: int = setting(1_024, "Namespaces that may be known at once.")
+    max_snapshots: int = setting(4, "Snapshots taken in at the same time; others wait, flagged untrusted.")
+    heartbeat_interval_ms: int = setting(1_000, "How often agents are asked to send heartbeats.")
+    credit_events: int = setting(8_192, "Events an agent may have under way without an acknowledgement.")
+    stale_after_s: float = setting(5.0, "A node not heard for so long is flagged stale, and its figures untrusted.")
+    expire_after_s: float = setting(60.0, "A node not heard for so long is left out of lookups.")
+    forget_after_s: float = setting(600.0, "A node not heard for so long is forgotten, with its blocks.")
+    replay_idle_s: float = setting(1.0, "A replay or snapshot without progress for so long has failed.")
+    warm_limit_s: float = setting(30.0, "Longest time that /readyz says warming while nodes restate what they hold.")
+    max_deadline_s: float = setting(10.0, "Longest time one call may take, whatever its client asks for.")
+    grace_s: float = setting(5.0, "Time for calls under way to finish after SIGTERM.")
+    log_level: str = setting("info", f"One of {', '.join(LOG_LEVELS)}.")
+
+    def faults(self) -> list[str]:
+        """What cannot work, all at once."""
+        out = []
+        for field in ("listen", "http_listen"):
+            value = getattr(self, field)
+            if field == "http_listen" and not value:
+                continue
+            try:
+                host, _ = split_address(value)
+            except ConfigError as error:
+                out += [f"{field}: {fault}" for fault in error.faults]
+                continue
+            if not self.insecure and not is_loopback(host):
+                out.append(f"{field}: {value} is not loopback, and there is no encryption: add --insecure if that is meant")
+        if not 0 < self.stale_after_s < self.expire_after_s < self.forget_after_s:
+            out.append("stale_after_s < expire_after_s < forget_after_s must hold, all above 0")
+        if self.heartbeat_interval_ms < 10 or self.heartbeat_interval_ms / 1000 * 2 > self.stale_after_s:
+            out.append("heartbeat_interval_ms: must be at least 10 and at most half of stale_after_s, or nodes flap")
+        if self.max_fingerprints * 32 > self.max_message_bytes:
+            out.append("max_message_bytes: too small for max_fingerprints of 32 bytes each")
+        for field in ("max_fingerprints", "max_streams", "max_namespaces", "max_snapshots", "credit_events", "max_deadline_s"):
+            if getattr(self, field) <= 0:
+                out.append(f"{field}: must be above 0")
+        if self.log_level not in LOG_LEVELS:
+            out.append(f"log_level: {self.log_level!r} is not one of {', '.join(LOG_LEVELS)}")
+        return out
+
+    def limits(self) -> Limits:
+        """The part the core needs."""
+        return Limits(
+            stale_after_s=self.stale_after_s,
+            expire_after_s=self.expire_after_s,
+            forget_after_s=self.forget_after_s,
+            warm_up_s=min(2 * self.heartbeat_interval_ms / 1000, self.warm_limit_s),
+            warm_limit_s=self.warm_limit_s,
+            max_fingerprints=self.max_fingerprints,
+            max_streams=self.max_streams,
+            max_namespaces=self.max_namespaces,
+            max_snapshots=self.max_snapshots,
+            repair=RepairPolicy(idle_s=self.replay_idle_s),
+        )
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """(host, port) of "host:port" or "[v6]:port". Raises ConfigError."""
+    host, colon, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isdecimal() or int(port) > 65_535:
+        raise ConfigError([f"{text!r} is not an address: write HOST:PORT, such as 127.0.0.1:7400"])
+    return host, int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach it. Names are resolved; one that does not resolve counts as public."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        pass
+    try:
+        return all(ipaddress.ip_address(item[4][0]).is_loopback for item in socket.getaddrinfo(host, None))
+    except OSError:
+        return False

@@ -1,0 +1,112 @@
+"""The directory with its connections: executes effects, wakes waiters. The shell that services and ticker share.
+
+Everything here runs on one event loop, so nothing is locked; the directory is never touched from another thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+
+from kvdir.core.directory import Directory
+from kvdir.core.effects import Effect, Fence, RequestReplay, RequestSnapshot, SnapshotApplied, StateChanged
+from kvdir.core.inspect import status_view
+from kvdir.core.views import StatusView
+from kvdir.location import StreamState
+from kvdir.obs.logs import say
+from kvdir.obs.metrics import CoordinatorMetrics
+from kvdir.server.config import CoordinatorConfig
+from kvdir.server.connections import Connections
+from kvdir.v1 import events_pb2
+
+log = logging.getLogger("kvdir.coordinator")
+
+
+class Coordinator:
+    """What the services are about. `draining`: no new streams."""
+
+    def __init__(
+        self, config: CoordinatorConfig, directory: Directory, metrics: CoordinatorMetrics, *, name: str, version: str
+    ) -> None:
+        self.config = config
+        self.directory = directory
+        self.metrics = metrics
+        self.connections = Connections()
+        self.name = name
+        self.version = version
+        self.draining = False
+        self._waiters: defaultdict[str, list[asyncio.Future[None]]] = defaultdict(list)
+
+    def now_s(self) -> float:
+        return time.monotonic()
+
+    def status(self) -> StatusView:
+        return status_view(self.directory, version=self.version, coordinator=self.name, now_s=self.now_s())
+
+    def tick(self) -> None:
+        """Time has passed: repair, staleness, acknowledgements."""
+        self.execute(self.directory.tick(now_s=self.now_s()))
+        for connection in self.connections:
+            connection.flush()
+
+    def execute(self, effects: Iterable[Effect]) -> None:
+        """Does what the core wants done. What cannot be delivered is dropped: the core's deadlines cover it."""
+        for effect in effects:
+            match effect:
+                case StateChanged():
+                    level = logging.INFO if effect.after is StreamState.SYNCED else logging.WARNING
+                    say(
+                        log, level, "stream", node=effect.node, epoch=f"{effect.epoch:016x}",
+                        before=effect.before.name if effect.before else "new", after=effect.after.name, reason=effect.reason,
+                    )  # fmt: skip
+                case SnapshotApplied():
+                    say(log, logging.INFO, "snapshot applied", node=effect.node, blocks=effect.blocks)
+                    for waiter in self._waiters.pop(effect.node, ()):
+                        if not waiter.done():
+                            waiter.set_result(None)
+                case Fence():
+                    say(log, logging.WARNING, "fenced", node=effect.node, epoch=f"{effect.epoch:016x}", reason=effect.reason)
+                    connection = self.connections.get(effect.node, effect.epoch)
+                    if connection is not None:
+                        connection.end(fenced_response(effect.epoch, effect.newer_epoch, effect.reason))
+                case RequestReplay() | RequestSnapshot():
+                    connection = self.connections.get(effect.node, effect.epoch)
+                    if connection is not None:
+                        connection.say(_request(effect))
+
+    async def wait_snapshot(self, node: str, *, timeout_s: float) -> bool:
+        """Until the next snapshot of the node was applied; False at the deadline."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters[node].append(waiter)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await waiter
+        except TimeoutError:
+            return False
+        finally:
+            if waiter in self._waiters.get(node, ()):
+                self._waiters[node].remove(waiter)
+        return True
+
+    def drain(self) -> None:
+        """Ends every stream after its last acknowledgement; agents go elsewhere or come back. New ones are refused."""
+        self.draining = True
+        for connection in self.connections:
+            connection.end()
+
+
+def fenced_response(epoch: int, newer_epoch: int, reason: str) -> events_pb2.PublishResponse:
+    return events_pb2.PublishResponse(fenced=events_pb2.Fenced(epoch=epoch, newer_epoch=newer_epoch, reason=reason))
+
+
+def _request(effect: RequestReplay | RequestSnapshot) -> events_pb2.PublishResponse:
+    if isinstance(effect, RequestReplay):
+        return events_pb2.PublishResponse(
+            replay_request=events_pb2.ReplayRequest(first_seq=effect.first_seq, last_seq=effect.last_seq)
+        )
+    return events_pb2.PublishResponse(
+        snapshot_request=events_pb2.SnapshotRequest(snapshot_id=effect.snapshot_id, reason=effect.reason)
+    )

@@ -1,0 +1,146 @@
+"""Runs a coordinator: start, serve, drain, stop.
+
+Drain order: health says NOT_SERVING and /readyz 503 (so that nobody new comes), streams are ended after their last
+acknowledgement (agents reconnect elsewhere or later), calls under way finish within grace_s, then the ports close. A second
+stop request skips what is left of the grace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+import grpc.aio
+import uvloop
+from grpc_health.v1 import health_pb2
+
+from kvdir.errors import ConfigError
+from kvdir.obs.logs import say
+from kvdir.server.app import SERVICES, build_coordinator, build_server
+from kvdir.server.config import CoordinatorConfig, split_address
+from kvdir.server.coordinator import Coordinator
+from kvdir.server.http import HttpSide, LoopPulse
+from kvdir.server.ticker import run_ticker
+
+log = logging.getLogger("kvdir.serve")
+
+_ALIVE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Where it really listens; http is empty when it is off."""
+
+    grpc: str
+    http: str
+    version: str
+
+
+class Stop:
+    """A request to stop: the first drains, the second abandons."""
+
+    def __init__(self) -> None:
+        self.drain = asyncio.Event()
+        self.abandon = asyncio.Event()
+
+    def request(self) -> None:
+        (self.abandon if self.drain.is_set() else self.drain).set()
+
+
+def run(config: CoordinatorConfig, *, on_ready: Callable[[Bound], None]) -> None:
+    """Serves on uvloop until SIGTERM or SIGINT. Raises ConfigError if a port cannot be had."""
+
+    async def main() -> None:
+        stop = Stop()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.request)
+        await serve(config, stop=stop, on_ready=on_ready)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+async def serve(config: CoordinatorConfig, *, stop: Stop, on_ready: Callable[[Bound], None]) -> None:
+    """Serves until `stop`; on_ready is called once everything listens."""
+    coordinator = build_coordinator(config)
+    async with running(coordinator) as bound:
+        say(log, logging.INFO, "serving", grpc=bound.grpc, http=bound.http or "off", version=bound.version)
+        on_ready(bound)
+        await stop.drain.wait()
+        say(log, logging.INFO, "draining", grace_s=config.grace_s)
+        coordinator.drain()
+        async with asyncio.TaskGroup() as group:
+            waiting = group.create_task(_wait_streams(coordinator, config.grace_s))
+            skipping = group.create_task(stop.abandon.wait())
+            await asyncio.wait((waiting, skipping), return_when=asyncio.FIRST_COMPLETED)
+            waiting.cancel()
+            skipping.cancel()
+    say(log, logging.INFO, "stopped")
+
+
+@contextlib.asynccontextmanager
+async def running(coordinator: Coordinator) -> AsyncIterator[Bound]:
+    """The coordinator, listening; leaving the block stops it within its grace. Tests use this with port 0."""
+    config = coordinator.config
+    server, healthy = build_server(coordinator)
+    host, port = split_address(config.listen)
+    port = _bind(server, host, port)
+    pulse = LoopPulse(limit_s=_ALIVE_S)
+    async with contextlib.AsyncExitStack() as stack:
+        http = ""
+        if config.http_listen:
+            side = HttpSide(
+                split_address(config.http_listen),
+                coordinator.metrics,
+                alive=pulse.fault,
+                ready=lambda: _not_ready(coordinator),
+            )
+            stack.callback(side.close)
+            http = f"{side.address[0]}:{side.address[1]}"
+        await server.start()
+        for service in ("", *SERVICES):
+            await healthy.set(service, health_pb2.HealthCheckResponse.SERVING)
+        try:
+            async with asyncio.TaskGroup() as group:  # a ticker that fails ends the process: without repair it would lie
+                ticker = group.create_task(run_ticker(coordinator, pulse.beat))
+                yield Bound(f"{host}:{port}", http, coordinator.version)
+                ticker.cancel()
+        finally:
+            await healthy.enter_graceful_shutdown()
+            coordinator.drain()
+            await server.stop(config.grace_s)
+
+
+def _bind(server: grpc.aio.Server, host: str, port: int) -> int:
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        bound = server.add_insecure_port(address)
+    except RuntimeError:
+        bound = 0
+    if not bound:
+        raise ConfigError(
+            [
+                f"listen: {address} cannot be used: stop the process that has it (`ss -ltnp | grep {port}` names it), "
+                "or give another port with --listen (port 0 takes a free one)"
+            ]
+        )
+    return bound
+
+
+def _not_ready(coordinator: Coordinator) -> str:
+    if coordinator.draining:
+        return "draining"
+    return "" if coordinator.metrics.ready else "warming: some node has not restated what it holds since the start"
+
+
+async def _wait_streams(coordinator: Coordinator, grace_s: float) -> None:
+    """Until every stream has ended, at most grace_s."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(grace_s):
+            while len(coordinator.connections):
+                await coordinator.connections.wait_removed()
