@@ -18,7 +18,7 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kvdir.location import NodeTrust
+from kvdir.location import NodeTrust, Tier
 from peer_agent.core.effects import LoadStatus
 
 MAX_NOMINEES = 4
@@ -57,12 +57,13 @@ class Ask:
     until_s: float
 
 
-def claims(runs: bytes, sets: Sequence[bytes], nodes: Sequence[NodeTrust], positions: Sequence[int]) -> list[Claim]:
-    """Claims per node from a lookup of `positions` (kvdir.v1.LookupResponse: runs, HolderSet.holders, nodes)."""
+def claims(runs: bytes, sets: Sequence[bytes], nodes: Sequence[NodeTrust]) -> list[Claim]:
+    """Claims per node, on the tier that agents serve, from a lookup (LookupResponse.runs, HolderSet.holders, nodes)."""
     held: dict[int, set[int]] = {}
     for start, count, number in struct.iter_unpack("<III", runs):
         for (holder,) in struct.iter_unpack("<I", sets[number]):
-            held.setdefault(holder >> 8, set()).update(positions[start : start + count])
+            if holder & 0xFF == Tier.CPU:
+                held.setdefault(holder >> 8, set()).update(range(start, start + count))
     return [Claim(nodes[index], frozenset(found)) for index, found in held.items()]
 
 

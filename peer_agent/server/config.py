@@ -64,14 +64,13 @@ class AgentConfig:
     breaker_max_s: float = setting(30.0, "Longest pause before a failed peer is tried again.")
     directory_timeout_s: float = setting(0.2, "Longest a load waits for the directory.")
 
-    heartbeat_s: float = setting(1.0, "Interval of heartbeats, unless the coordinator wishes another one.")
     queue_events: int = setting(
         65_536, "Events waiting for a slow coordinator; older ones are dropped and leave a visible hole."
     )
     ring_bytes: int = setting(16 << 20, "Memory for sent events, so that lost ones can be replayed.")
     event_loss: float = setting(0.0, "TESTING ONLY: share of event batches to drop on purpose.")
     grace_s: float = setting(10.0, "On SIGTERM: how long calls under way may take to end.")
-    log_level: str = setting("info", f"One of {', '.join(LOG_LEVELS)}; one JSON object a line, on stderr.")
+    log_level: str = setting("info", f"One of {', '.join(LOG_LEVELS)}; one line an event, on stderr.")
 
     @property
     def node_name(self) -> str:
@@ -120,15 +119,24 @@ class AgentConfig:
                 )
             if name == "listen" and host in ("0.0.0.0", "::") and not self.advertise:
                 out.append(f"advertise: required, because listen is {text} and others cannot call that")
+        return out + self._engine_faults()
+
+    def _engine_faults(self) -> list[str]:
         address = self.engine_address
-        path = address.removeprefix("unix:")
-        if address.startswith("unix:") and len(path.encode()) > UNIX_PATH_LIMIT_BYTES:
-            out.append(f"engine_listen: {path} is longer than {UNIX_PATH_LIMIT_BYTES} bytes, the limit of a socket's path")
-        return out
+        if address.startswith("unix:"):
+            path = address.removeprefix("unix:")
+            if len(path.encode()) > UNIX_PATH_LIMIT_BYTES:
+                return [f"engine_listen: {path} is longer than {UNIX_PATH_LIMIT_BYTES} bytes, the limit of a socket's path"]
+            return []
+        try:
+            host, _ = split_address(address)
+        except ValueError as error:
+            return [f"engine_listen: {error}, nor unix:PATH"]
+        return [] if is_loopback(host) else [f"engine_listen: {address} must be loopback: engines map memory of this host"]
 
     def _limit_faults(self) -> list[str]:
         names = [name for name in self.__dataclass_fields__ if name.startswith("max_")]
-        names += ["arena_bytes", "connect_timeout_s", "breaker_s", "breaker_max_s", "directory_timeout_s", "heartbeat_s"]
+        names += ["arena_bytes", "connect_timeout_s", "breaker_s", "breaker_max_s", "directory_timeout_s"]
         names += ["queue_events", "ring_bytes"]
         return [f"{name}: must be positive" for name in names if getattr(self, name) <= 0]
 

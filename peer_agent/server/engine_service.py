@@ -18,6 +18,7 @@ import numpy as np
 from kvdir.errors import InvalidInput, KvdirError, RemoteProtocolError, StaleEpoch, UnknownNamespace
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import PROTOCOL_VERSION
+from kvdir.obs.logs import say
 from kvdir.rpc.lookup_codec import decode_fingerprints, encode_trust
 from peer_agent.core.effects import Occupancy
 from peer_agent.core.inventory import AGENT
@@ -77,7 +78,7 @@ class EngineService(engine_pb2_grpc.EngineServicer):
         slots = next(item.slots for item in self._store.occupancy() if item.namespace_digest == namespace.digest)
         self._store.open_session(session)
         self._sessions[session] = namespace.digest
-        log.info("engine %s attached, session %x, namespace %s", request.engine, session, namespace.short)
+        say(log, logging.INFO, "engine attached", engine=request.engine, session=f"{session:x}", namespace=namespace.short)
         try:
             yield engine_pb2.AttachResponse(
                 protocol_version=PROTOCOL_VERSION,
@@ -97,7 +98,7 @@ class EngineService(engine_pb2_grpc.EngineServicer):
             del self._sessions[session]
             writing = self._is_writing(session)
             self._store.end_session(session, writing=writing)
-            log.info("engine %s detached, session %x%s", request.engine, session, ", still writing" if writing else "")
+            say(log, logging.INFO, "engine detached", engine=request.engine, session=f"{session:x}", writing=writing)
 
     async def Reserve(self, request: engine_pb2.ReserveRequest, context: Context) -> engine_pb2.ReserveResponse:
         digest = self._namespace_of(request.session)
@@ -173,7 +174,14 @@ class EngineService(engine_pb2_grpc.EngineServicer):
         if request.HasField("corrupt"):
             corrupt = decode_fingerprints(request.corrupt)
             gone = self._store.discard(digest, corrupt)
-            log.warning("session %x: %d blocks failed verification, %d taken out of sight", request.session, len(corrupt), gone)
+            say(
+                log,
+                logging.WARNING,
+                "blocks failed verification",
+                session=f"{request.session:x}",
+                blocks=len(corrupt),
+                gone=gone,
+            )
         return engine_pb2.ReleaseResponse(unknown=self._store.unlock(request.locks, session=request.session))
 
     async def Prefetch(self, request: engine_pb2.PrefetchRequest, context: Context) -> engine_pb2.PrefetchResponse:
@@ -223,7 +231,7 @@ class EngineService(engine_pb2_grpc.EngineServicer):
         try:
             found = await self._directory.nominate(digest, fingerprints, timeout_s=timeout_s)
         except KvdirError as error:
-            log.debug("lookup without directory: %s", error)
+            say(log, logging.DEBUG, "no directory", error=error)
             return
         counts = np.zeros(len(fingerprints), np.int64)
         for claim in found.claims:

@@ -26,6 +26,7 @@ import grpc.aio
 from kvdir.errors import DeadlineExceeded, Overloaded, StaleEpoch, TooLarge, UnknownNamespace
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import PROTOCOL_VERSION, NodeTrust
+from kvdir.obs.logs import say
 from kvdir.rpc.lookup_codec import encode_fingerprints
 from kvdir.rpc.status import from_rpc_error
 from peer_agent.core.budget import FlightBudget
@@ -154,7 +155,7 @@ class Peer:
         try:
             await self._stub.Unlock(peer_pb2.UnlockRequest(locks=unlocks), timeout=UNLOCK_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
-            log.debug("unlock at %s not delivered: %s", self.node, error.details())
+            say(log, logging.DEBUG, "unlock not delivered", peer=self.node, error=error.details())
 
     async def close(self) -> None:
         self.broken = True
@@ -264,7 +265,7 @@ class Peers:
     def planes_in_use(self) -> dict[str, int]:
         """Connected peers per plane."""
         counts: dict[str, int] = {}
-        for peer in self._peers.values():
+        for peer in list(self._peers.values()):  # a copy: metrics are collected in another thread
             if not peer.broken:
                 counts[peer.plane] = counts.get(peer.plane, 0) + 1
         return counts
@@ -284,11 +285,14 @@ class Peers:
         try:
             peer = await self._connect(node)
         except PeerFailure as failure:
-            log.info("no connection to %s: %s", node.node, failure)
+            say(log, logging.INFO, "peer not connected", peer=node.node, address=node.peer_address, error=failure)
             return failure
         self._breakers.pop(node.node, None)
         self._peers[node.node] = peer
-        log.info("connected to %s (epoch %x) at %s by %s", peer.node, peer.epoch, peer.address, peer.plane)
+        say(
+            log, logging.INFO, "peer connected",
+            peer=peer.node, epoch=f"{peer.epoch:016x}", address=peer.address, plane=peer.plane,
+        )  # fmt: skip
         return peer
 
     async def _connect(self, node: NodeTrust) -> Peer:

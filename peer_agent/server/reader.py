@@ -23,6 +23,7 @@ import numpy as np
 
 from kvdir.errors import KvdirError
 from kvdir.fingerprint import Fingerprints
+from kvdir.obs.logs import say
 from peer_agent.core.effects import BLOCK_RECORD_BYTES, LoadStatus
 from peer_agent.core.plan import Ask, Claim, ReadPlan
 from peer_agent.core.records import BLOCK_RECORD
@@ -122,7 +123,7 @@ class Reader:
             )
         except KvdirError as error:
             self.counters.directory_failures += 1
-            log.debug("no directory: %s", error)
+            say(log, logging.DEBUG, "no directory", error=error)
             return
         finally:
             load.lookup_s += self._clock() - began_s
@@ -140,7 +141,7 @@ class Reader:
             peer, answer = await self._lock(load, ask, asked)
         except PeerFailure as failure:
             self.counters.peer_failures += 1
-            log.debug("peer: %s", failure)
+            say(log, logging.DEBUG, "peer did not answer", error=failure)
             load.plan.unreachable(ask, late=failure.late)
             return
         finally:
@@ -199,7 +200,7 @@ class Reader:
             await report
         except KvdirError as error:
             self.counters.stale_unreported += blocks
-            log.debug("stale blocks not reported: %s", error)
+            say(log, logging.DEBUG, "stale blocks not reported", blocks=blocks, error=error)
         else:
             self.counters.stale_reported += blocks
 

@@ -36,7 +36,7 @@ class Store:
         region: memoryview,
         namespaces: Mapping[bytes, Namespace],
         *,
-        publish: Callable[[Event], None],
+        publish: Callable[[Event], object],
         clock: Callable[[], float],
         max_locks: int,
         max_fingerprints: int,

@@ -27,8 +27,12 @@ def statuses(plan: ReadPlan) -> list[LoadStatus]:
 def test_claims_come_from_runs_when_sets_share_nodes():
     runs = struct.pack("<6I", 0, 2, 0, 3, 1, 1)
     sets = [struct.pack("<2I", 0 << 8 | Tier.CPU, 1 << 8 | Tier.CPU), struct.pack("<I", 1 << 8 | Tier.CPU)]
-    found = claims(runs, sets, [node("a"), node("b")], positions=[10, 11, 12, 13])
-    assert {claim.node.node: claim.positions for claim in found} == {"a": {10, 11}, "b": {10, 11, 13}}
+    found = claims(runs, sets, [node("a"), node("b")])
+    assert {claim.node.node: claim.positions for claim in found} == {"a": {0, 1}, "b": {0, 1, 3}}
+
+
+def test_blocks_on_a_tier_that_agents_do_not_serve_are_no_claim():
+    assert claims(struct.pack("<3I", 0, 2, 0), [struct.pack("<I", Tier.GPU)], [node("a")]) == []
 
 
 def test_asks_for_the_whole_remaining_list_when_the_directory_claims_less():

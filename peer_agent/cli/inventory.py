@@ -1,0 +1,73 @@
+"""`peer-agent inventory`: what a running agent holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from kvdir.cli.output import emit, output_option, stack, table
+from kvdir.config import show_bytes
+
+
+@click.command()
+@click.argument("address")
+@click.option("--timeout-s", default=2.0, show_default=True, help="Longest wait for the answer.")
+@output_option
+def inventory(address: str, timeout_s: float, output: str) -> None:
+    """What the agent at ADDRESS holds, by namespace.
+
+    ADDRESS is where engines attach, such as unix:/dev/shm/kvdir-node1.sock (`peer-agent serve` prints it).
+    """
+    document = _ask(address, timeout_s)
+    emit(document, lambda: _view(document), output=output)
+
+
+def _ask(address: str, timeout_s: float) -> dict[str, Any]:
+    import grpc
+
+    from kvdir.rpc.channel import client_options
+    from kvdir.rpc.status import from_rpc_error
+    from peer_agent.v1 import engine_pb2, engine_pb2_grpc
+
+    with grpc.insecure_channel(address, options=client_options()) as channel:
+        try:
+            answer = engine_pb2_grpc.EngineStub(channel).Inventory(engine_pb2.InventoryRequest(), timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error, target=address) from error
+    names = [field.name for field in engine_pb2.NamespaceInventory.DESCRIPTOR.fields if field.name != "digest"]
+    return {
+        "node": answer.node,
+        "epoch": answer.epoch,
+        "arena_path": answer.arena_path,
+        "arena_bytes": answer.arena_bytes,
+        "sessions": answer.sessions,
+        "locks": answer.locks,
+        "publishing": answer.publishing,
+        "namespaces": [
+            {"digest": item.digest.hex(), **{name: getattr(item, name) for name in names}} for item in answer.namespaces
+        ],
+    }
+
+
+def _view(document: dict[str, Any]) -> object:
+    rows = [
+        (
+            item["name"],
+            f"{item['committed']:,} / {item['slots']:,}",
+            show_bytes(item["committed"] * item["block_bytes"]),
+            f"{item['free']:,}",
+            f"{item['locked']:,}",
+            f"{item['pinned']:,}",
+            f"{item['reserved']:,}",
+            f"{item['quarantined'] + item['retired']:,}",
+            f"{item['evicted']:,}",
+        )
+        for item in document["namespaces"]
+    ]
+    columns = ["namespace", "blocks #", "held #", "free #", "locked #", "pinned #", "being written #", "waiting #", "evicted #"]
+    caption = (
+        f"{document['sessions']} engines attached, {document['locks']} locks; arena {document['arena_path']} "
+        f"({show_bytes(document['arena_bytes'])}); publishing: {document['publishing']}"
+    )
+    return stack(table(columns, rows, title=f"node {document['node']}, epoch {document['epoch']:016x}", caption=caption))

@@ -1,0 +1,369 @@
+"""One agent, put together: the composition root. The only place that knows every part.
+
+Rules: everything that can be refused is refused before engines see anything, with what to do; what was built is taken down in
+reverse order, also when start-up fails half way. Two listeners with one service each, engines (a socket of this host) and
+peers, so that nobody on the network can attach as an engine. Does not: read flags or handle signals (serve.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import secrets
+import time
+from dataclasses import dataclass
+from importlib import metadata
+from traceback import format_exception
+from typing import Any, Self
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from kvdir.client.publisher import PublisherIdentity
+from kvdir.core.outbox import OwnerOutbox
+from kvdir.errors import ConfigError
+from kvdir.obs.logs import say
+from kvdir.obs.metrics import CallFigures
+from kvdir.rpc.channel import client_options, server_options
+from kvdir.rpc.interceptors import EdgeInterceptor
+from peer_agent.core.inventory import Inventory
+from peer_agent.core.slot_table import SlotTable
+from peer_agent.memory import presence
+from peer_agent.memory.arena import Arena
+from peer_agent.server.capacity import capacity_document, plan_arena
+from peer_agent.server.config import AgentConfig, join_address, split_address
+from peer_agent.server.directory import Coordinators
+from peer_agent.server.engine_service import EngineService
+from peer_agent.server.http import HttpServer
+from peer_agent.server.identity import Identity, Limits
+from peer_agent.server.metrics import AgentCollector, Exposition
+from peer_agent.server.namespaces import read_namespaces
+from peer_agent.server.peer_service import PeerService
+from peer_agent.server.peers import Peers
+from peer_agent.server.publishing import Publishing
+from peer_agent.server.reader import Reader
+from peer_agent.server.store import Store
+from peer_agent.server.tasks import OwnedTasks
+from peer_agent.server.ticker import run_ticker
+from peer_agent.transport.base import Transport
+from peer_agent.transport.registry import PlaneOptions, open_transports
+from peer_agent.v1 import engine_pb2_grpc, peer_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+MAX_TASKS = 1024
+MAX_PREFETCHES = 64
+GOODBYE_S = 1.5
+PEER_SERVICE = "peer_agent.v1.Peer"
+ENGINE_SERVICE = "peer_agent.v1.Engine"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """Where a started agent is reached. peer: as told to others. data: of the tcp plane, "" without one. http: "" when off."""
+
+    node: str
+    epoch: int
+    peer: str
+    data: str
+    engine: str
+    http: str
+    arena: str
+
+
+class Agent:
+    """A running agent. Made by `start`; `close` takes it down."""
+
+    def __init__(self, config: AgentConfig) -> None:
+        self.config = config
+        self.node = config.node_name
+        self.epoch = secrets.randbits(64) or 1
+        self.ready: Ready
+        self.store: Store
+        self.reader: Reader
+        self.publishing: Publishing
+        self._stack = contextlib.AsyncExitStack()
+        self._clock = time.monotonic
+        self._calls = CallFigures()
+        self._bugs = 0
+        self._draining = False
+        self._health = health.aio.HealthServicer()
+
+    @classmethod
+    async def start(cls, config: AgentConfig) -> Self:
+        """Raises ConfigError (all faults at once), NoSpace, ArenaError; nothing is left behind then."""
+        agent = cls(config)
+        try:
+            await agent._build()
+        except BaseException:
+            await agent._stack.aclose()
+            raise
+        return agent
+
+    async def close(self) -> None:
+        """Stops taking calls, says goodbye to coordinators, lets what runs end within grace_s, and takes everything down."""
+        self._draining = True
+        await self._health.enter_graceful_shutdown()
+        await self._stack.aclose()
+
+    # putting together, bottom up
+
+    async def _build(self) -> None:
+        config = self.config
+        served = read_namespaces(config.namespaces)
+        plan = plan_arena(served, config.arena_bytes)
+        self.capacity = capacity_document(plan)
+        arena = Arena.create(config.arena_file, plan.size_classes, epoch=self.epoch)
+        self._stack.callback(arena.close)
+        outbox = OwnerOutbox(max_events=config.queue_events, max_bytes=config.ring_bytes)
+        self.store = self._build_store(arena, {item.namespace.digest: item.namespace for item in served}, outbox)
+        planes = self._build_planes(arena)
+        offers = await self._export(planes)
+        self.store.planes = tuple(planes.values())
+        tasks, prefetches = OwnedTasks(limit=MAX_TASKS), OwnedTasks(limit=MAX_PREFETCHES)
+        peers = self._build_peers(planes, tasks)
+        self._stack.push_async_callback(peers.close)
+        directory = self._build_directory()
+        self.reader = Reader(
+            self.store,
+            peers,
+            directory,
+            node=self.node,
+            clock=self._clock,
+            tasks=tasks,
+            max_chunk_bytes=config.max_chunk_bytes,
+            max_read_bytes=config.max_read_bytes,
+            directory_timeout_s=config.directory_timeout_s,
+        )
+        self._stack.push_async_callback(tasks.close, timeout_s=config.grace_s)
+        self._stack.push_async_callback(prefetches.close, timeout_s=0.0)
+
+        identity, limits = self._identity(arena), self._limits()
+        peer_service = PeerService(self.store, arena.region, identity, limits, offers=offers, owner_seq=lambda: outbox.last_seq)
+        peer_address = await self._serve_peers(peer_service)
+        self.publishing = self._build_publishing(peer_address, outbox)
+        engine_service = EngineService(
+            self.store,
+            self.reader,
+            directory,
+            identity,
+            limits,
+            prefetches=prefetches,
+            is_writing=lambda session: presence.is_held(arena.fd, session),
+            publishing=self.publishing.in_words,
+        )
+        engine_address = await self._serve_engines(engine_service)
+        collector = AgentCollector(
+            store=self.store,
+            reader=self.reader,
+            peers=peers,
+            publishing=self.publishing,
+            outbox=outbox,
+            calls=self._calls,
+            bugs=lambda: self._bugs,
+            tasks=tasks,
+            planes=planes,
+        )
+        http_address = await self._serve_http(Exposition(collector))
+        ticker = asyncio.create_task(run_ticker(self.store, lambda session: presence.is_held(arena.fd, session)), name="ticker")
+        self._stack.push_async_callback(_cancel, ticker)
+        self.publishing.start()
+        self._stack.push_async_callback(self.publishing.leave, timeout_s=GOODBYE_S)
+        self.ready = Ready(
+            node=self.node,
+            epoch=self.epoch,
+            peer=peer_address,
+            data=self._data_address(planes),
+            engine=engine_address,
+            http=http_address,
+            arena=arena.path,
+        )
+
+    def _build_store(self, arena: Arena, namespaces: dict[bytes, Any], outbox: OwnerOutbox) -> Store:
+        tables = [
+            SlotTable(
+                item.namespace_digest,
+                block_bytes=item.block_bytes,
+                first_offset=item.first,
+                stride_bytes=item.stride,
+                slots=item.slots,
+            )
+            for item in arena.classes
+        ]
+        return Store(
+            Inventory(tables, new_id=lambda: secrets.randbits(64) or 1),
+            arena.region,
+            namespaces,
+            publish=outbox.append,
+            clock=self._clock,
+            max_locks=self.config.max_locks,
+            max_fingerprints=self.config.max_fingerprints,
+        )
+
+    def _build_planes(self, arena: Arena) -> dict[str, Transport]:
+        host, port = split_address(self.config.data_listen)
+        advertised = split_address(self.config.advertise)[0] if self.config.advertise else ""
+        options = PlaneOptions(listen_host=host, port=port, advertise_host=advertised)
+        planes = open_transports(self.config.transports, arena, options=options)
+        for plane in planes.values():
+            self._stack.push_async_callback(plane.close)
+        return planes
+
+    async def _export(self, planes: dict[str, Transport]) -> dict[str, bytes]:
+        try:
+            return {name: await plane.export() for name, plane in planes.items()}
+        except OSError as error:
+            raise ConfigError([f"data_listen: cannot listen on {self.config.data_listen}: {error}"]) from error
+
+    def _build_peers(self, planes: dict[str, Transport], tasks: OwnedTasks) -> Peers:
+        config = self.config
+        return Peers(
+            me=self.node,
+            epoch=self.epoch,
+            planes=tuple(planes.values()),
+            channel=lambda address: grpc.aio.insecure_channel(address, options=client_options()),
+            connect_timeout_s=config.connect_timeout_s,
+            breaker_s=config.breaker_s,
+            breaker_max_s=config.breaker_max_s,
+            max_flight_bytes=config.max_flight_bytes,
+            tasks=tasks,
+            clock=self._clock,
+        )
+
+    def _build_directory(self) -> Coordinators | None:
+        if not self.config.coordinators:
+            return None
+        directory = Coordinators(self.config.coordinators, node=self.node, timeout_s=self.config.directory_timeout_s)
+        self._stack.push_async_callback(directory.close)
+        return directory
+
+    def _build_publishing(self, peer_address: str, outbox: OwnerOutbox) -> Publishing:
+        identity = PublisherIdentity(
+            node=self.node,
+            epoch=self.epoch,
+            peer_address=peer_address,
+            started_unix_ms=int(time.time() * 1000),
+            namespaces=tuple(self.store.namespaces.values()),
+            agent_version=_version(),
+        )
+        return Publishing(
+            self.config.coordinators,
+            identity,
+            outbox,
+            self.store,
+            loss=self.config.event_loss,
+            rng=random.Random(self.epoch),
+        )
+
+    # listeners
+
+    async def _serve_peers(self, service: PeerService) -> str:
+        server = self._server()
+        peer_pb2_grpc.add_PeerServicer_to_server(service, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        port = self._bind(server, self.config.listen, "listen")
+        await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+        await self._health.set(PEER_SERVICE, health_pb2.HealthCheckResponse.SERVING)
+        await self._start(server)
+        bound = join_address(split_address(self.config.listen)[0], port)
+        return self.config.advertise or bound
+
+    async def _serve_engines(self, service: EngineService) -> str:
+        server = self._server()
+        engine_pb2_grpc.add_EngineServicer_to_server(service, server)
+        address = self.config.engine_address
+        port = self._bind(server, address, "engine_listen")
+        await self._start(server)
+        self._stack.callback(service.close)
+        if address.startswith("unix:"):
+            path = address.removeprefix("unix:")
+            os.chmod(path, 0o600)
+            self._stack.callback(_unlink, path)
+            return address
+        return join_address(split_address(address)[0], port)
+
+    def _server(self) -> grpc.aio.Server:
+        def on_bug(method: str, request_id: str, error: Exception) -> None:
+            self._bugs += 1
+            say(
+                log,
+                logging.ERROR,
+                "call failed",
+                method=method,
+                request=request_id or "-",
+                error="".join(format_exception(error)),
+            )
+
+        edge = EdgeInterceptor(self._calls, max_deadline_s=self.config.max_deadline_s + 1.0, on_bug=on_bug)
+        return grpc.aio.server(interceptors=[edge], options=server_options())
+
+    def _bind(self, server: grpc.aio.Server, address: str, setting: str) -> int:
+        try:
+            port = server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise ConfigError([f"{setting}: cannot listen on {address}: {error}; is another agent running there?"]) from error
+        if not port:
+            raise ConfigError([f"{setting}: cannot listen on {address}; is another agent running there?"])
+        return port
+
+    async def _start(self, server: grpc.aio.Server) -> None:
+        await server.start()
+        self._stack.push_async_callback(server.stop, self.config.grace_s)
+
+    async def _serve_http(self, exposition: Exposition) -> str:
+        if not self.config.http_listen:
+            return ""
+        host, port = split_address(self.config.http_listen)
+        server = HttpServer(render=exposition.render, ready=lambda: "draining" if self._draining else "")
+        try:
+            bound = await server.start(host, port)
+        except OSError as error:
+            raise ConfigError([f"http_listen: cannot listen on {self.config.http_listen}: {error.strerror}"]) from error
+        self._stack.push_async_callback(server.close)
+        return join_address(host, bound)
+
+    # values
+
+    def _identity(self, arena: Arena) -> Identity:
+        return Identity(
+            node=self.node,
+            epoch=self.epoch,
+            version=_version(),
+            arena_path=arena.path,
+            arena_id=arena.arena_id,
+            arena_bytes=arena.arena_bytes,
+        )
+
+    def _limits(self) -> Limits:
+        config = self.config
+        return Limits(
+            max_fingerprints=config.max_fingerprints,
+            max_reply_bytes=config.max_reply_bytes,
+            max_lease_s=config.max_lease_s,
+            max_pin_s=config.max_pin_s,
+            max_deadline_s=config.max_deadline_s,
+        )
+
+    def _data_address(self, planes: dict[str, Transport]) -> str:
+        port = getattr(planes.get("tcp"), "port", 0)
+        return join_address(split_address(self.config.data_listen)[0], port) if port else ""
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait({task})
+
+
+def _unlink(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def _version() -> str:
+    try:
+        return metadata.version("kvdir")
+    except metadata.PackageNotFoundError:
+        return "0"

@@ -1,0 +1,145 @@
+"""All metrics of an agent, prefix peer_agent_. Hot paths count in plain integers; this collector reads them when scraped.
+
+Labels are bounded: namespace (configured ones), state, status, plane, coordinator, method. Never a fingerprint or a peer.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from kvdir.core.outbox import OwnerOutbox
+from kvdir.obs.metrics import CallFigures
+from peer_agent.server.peers import Peers
+from peer_agent.server.publishing import Publishing
+from peer_agent.server.reader import Reader
+from peer_agent.server.store import Store
+from peer_agent.server.tasks import OwnedTasks
+from peer_agent.transport.base import Transport
+
+Families = Iterator[Metric]
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class AgentCollector:
+    """Reads the parts of an agent. Safe to scrape from another thread: it copies what it iterates over."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        reader: Reader,
+        peers: Peers,
+        publishing: Publishing,
+        outbox: OwnerOutbox,
+        calls: CallFigures,
+        bugs: Callable[[], int],
+        tasks: OwnedTasks,
+        planes: dict[str, Transport],
+    ) -> None:
+        self._store = store
+        self._reader = reader
+        self._peers = peers
+        self._publishing = publishing
+        self._outbox = outbox
+        self._calls = calls
+        self._bugs = bugs
+        self._tasks = tasks
+        self._planes = planes
+
+    def collect(self) -> Families:
+        yield from self._arena()
+        yield from self._loads()
+        yield from self._stream()
+        yield from self._service()
+
+    def _arena(self) -> Families:
+        slots = GaugeMetricFamily("peer_agent_slots", "Slots by state.", labels=["namespace", "state"])
+        held = GaugeMetricFamily("peer_agent_held_bytes", "Payload bytes of visible blocks.", labels=["namespace"])
+        guarded = GaugeMetricFamily("peer_agent_guarded_slots", "Slots that eviction may not take.", labels=["namespace", "by"])
+        evicted = CounterMetricFamily("peer_agent_evicted_blocks", "Blocks evicted since start.", labels=["namespace"])
+        for item in self._store.occupancy():
+            name = self._store.namespaces[item.namespace_digest].short
+            for state in ("free", "reserved", "committed", "retired", "quarantined"):
+                slots.add_metric([name, state], getattr(item, state))
+            guarded.add_metric([name, "lock"], item.locked)
+            guarded.add_metric([name, "pin"], item.pinned)
+            held.add_metric([name], item.committed * item.block_bytes)
+            evicted.add_metric([name], item.evicted)
+        yield from (slots, held, guarded, evicted)
+        yield GaugeMetricFamily("peer_agent_locks", "Locks held by peers and engines.", value=self._store.locks)
+        yield GaugeMetricFamily("peer_agent_engine_sessions", "Engines attached.", value=self._store.sessions)
+
+    def _loads(self) -> Families:
+        counters = self._reader.counters
+        blocks = CounterMetricFamily("peer_agent_load_blocks", "Blocks asked by engines, by result.", labels=["status"])
+        for status, count in list(counters.blocks.items()):
+            blocks.add_metric([status.name.lower()], count)
+        yield blocks
+        for name, help, value in (
+            ("loads", "Loads answered.", counters.loads),
+            ("peer_read_bytes", "Bytes read from peers and verified.", counters.peer_bytes),
+            ("directory_failures", "Loads that reached no directory in time.", counters.directory_failures),
+            ("peer_failures", "Peers that did not answer a lock.", counters.peer_failures),
+            ("stale_reported_blocks", "Blocks reported stale to the directory.", counters.stale_reported),
+            ("stale_unreported_blocks", "Stale blocks that could not be reported.", counters.stale_unreported),
+            ("quarantined_blocks", "Blocks whose late transfer took their slots out of use.", counters.quarantined),
+            ("no_space_blocks", "Blocks not read for want of a free slot.", counters.no_space),
+            ("waited_blocks", "Blocks that somebody else was writing already.", counters.waited),
+        ):
+            yield CounterMetricFamily(f"peer_agent_{name}", help, value=value)
+        planes = GaugeMetricFamily("peer_agent_connected_peers", "Peers connected, by plane in use.", labels=["plane"])
+        for plane, count in self._peers.planes_in_use().items():
+            planes.add_metric([plane], count)
+        yield planes
+
+    def _stream(self) -> Families:
+        connected = GaugeMetricFamily("peer_agent_publisher_connected", "1 if connected.", labels=["coordinator"])
+        unacked = GaugeMetricFamily("peer_agent_unacked_events", "Events not acknowledged yet.", labels=["coordinator"])
+        skipped = CounterMetricFamily("peer_agent_skipped_events", "Events too old to be sent.", labels=["coordinator"])
+        snapshots = CounterMetricFamily("peer_agent_snapshots", "Snapshots sent.", labels=["coordinator"])
+        replays = CounterMetricFamily("peer_agent_replays", "Replays asked for.", labels=["coordinator"])
+        lost = CounterMetricFamily("peer_agent_lost_events", "Events dropped on purpose (event_loss).", labels=["coordinator"])
+        for item in self._publishing.stats():
+            connected.add_metric([item.address], float(item.connected))
+            unacked.add_metric([item.address], self._outbox.last_seq - item.acked_seq)
+            skipped.add_metric([item.address], item.skipped_events)
+            snapshots.add_metric([item.address], item.snapshots)
+            replays.add_metric([item.address], item.replays)
+            lost.add_metric([item.address], item.lost_events)
+        yield from (connected, unacked, skipped, snapshots, replays, lost)
+        yield CounterMetricFamily("peer_agent_events", "Sequence numbers consumed.", value=self._outbox.last_seq)
+        fenced = float(bool(self._publishing.fenced))
+        yield GaugeMetricFamily("peer_agent_fenced", "1 if a newer agent of this name publishes.", value=fenced)
+
+    def _service(self) -> Families:
+        yield from self._calls.families("peer_agent")
+        yield CounterMetricFamily("peer_agent_rpc_bugs", "Calls that ended in an unexpected error.", value=self._bugs())
+        yield CounterMetricFamily("peer_agent_task_failures", "Background tasks that failed.", value=self._tasks.failures)
+        yield GaugeMetricFamily("peer_agent_tasks", "Background tasks running.", value=len(self._tasks))
+        served = CounterMetricFamily("peer_agent_plane_served", "What our planes served to peers.", labels=["plane", "what"])
+        for name, plane in self._planes.items():
+            stats: Callable[[], dict[str, int]] = getattr(plane, "stats", dict)
+            for what, count in stats().items():
+                served.add_metric([name, what], count)
+        yield served
+
+
+class Exposition:
+    """A registry of one agent, rendered for Prometheus."""
+
+    def __init__(self, collector: Any) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(collector)
+        ProcessCollector(registry=self._registry)
+        PlatformCollector(registry=self._registry)
+        self._lock = threading.Lock()
+
+    def render(self) -> bytes:
+        with self._lock:
+            return generate_latest(self._registry)

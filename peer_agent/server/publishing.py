@@ -1,0 +1,112 @@
+"""What this node tells the coordinators: one publisher per coordinator over one outbox, and how that goes, in words.
+
+Rules: a coordinator that is away costs nothing but its publisher's patience; a fenced epoch stops publishing, says so, and the
+agent goes on serving its engines and the peers that still ask. Does not: number or keep events (kvdir/core/outbox.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Iterable, Sequence
+
+from kvdir.client.publisher import Publisher, PublisherIdentity, PublisherStats
+from kvdir.core.event import Event, HeartbeatFigures, OwnerCount
+from kvdir.core.outbox import OwnerOutbox
+from kvdir.location import StreamState, Tier
+from kvdir.obs.logs import say
+from peer_agent.server.store import Store
+
+log = logging.getLogger(__name__)
+
+
+class Publishing:
+    """Owns the publishers and their tasks."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        identity: PublisherIdentity,
+        outbox: OwnerOutbox,
+        store: Store,
+        *,
+        loss: float,
+        rng: random.Random,
+    ) -> None:
+        self._store = store
+        self._outbox = outbox
+        self._node = identity.node
+        self._publishers = [
+            Publisher(
+                address,
+                identity,
+                outbox,
+                snapshot=self._snapshot,
+                heartbeat=self._heartbeat,
+                on_fenced=self._fenced,
+                loss=loss,
+                rng=rng,
+            )
+            for address in addresses
+        ]
+        self._running: list[asyncio.Task[None]] = []
+        self.fenced = ""
+
+    def start(self) -> None:
+        self._running = [
+            asyncio.create_task(publisher.run(), name=f"publisher-{publisher.stats().address}")
+            for publisher in self._publishers
+        ]
+
+    async def leave(self, *, timeout_s: float) -> None:
+        """Says goodbye to all coordinators, within timeout_s."""
+        for publisher in self._publishers:
+            publisher.leave()
+        if self._running:
+            await asyncio.wait(self._running, timeout=timeout_s)
+        for task in self._running:
+            task.cancel()
+        for result in await asyncio.gather(*self._running, return_exceptions=True):
+            if isinstance(result, Exception):
+                log.error("a publisher failed", exc_info=result)
+
+    def stats(self) -> list[PublisherStats]:
+        return [publisher.stats() for publisher in self._publishers]
+
+    def in_words(self) -> str:
+        """For people: "synced", or what stands in the way, worst first."""
+        if self.fenced:
+            return f"fenced: {self.fenced}"
+        stats = self.stats()
+        if not stats:
+            return "no coordinator configured"
+        away = [item for item in stats if not item.connected]
+        if away:
+            return f"{away[0].address}: not connected ({away[0].last_error or 'connecting'})"
+        behind = [item for item in stats if item.state is not StreamState.SYNCED]
+        if behind:
+            return f"{behind[0].address}: {behind[0].state.name.lower() if behind[0].state else 'no word yet'}"
+        return "synced"
+
+    def _fenced(self, reason: str) -> None:
+        self.fenced = reason
+        fix = "give every agent a node name of its own; this one goes on serving its engines"
+        say(log, logging.ERROR, "fenced, publishing stopped", node=self._node, reason=reason, fix=fix)
+
+    def _snapshot(self) -> tuple[int, Iterable[Event]]:
+        """Everything visible now, as of the last event: inventory and outbox change in one step, so they agree."""
+        entries = [
+            Event.stored(Tier.CPU, digest, fingerprints)
+            for digest in self._store.namespaces
+            for fingerprints in self._store.held(digest)
+        ]
+        return self._outbox.last_seq, entries
+
+    def _heartbeat(self) -> HeartbeatFigures:
+        occupancy = self._store.occupancy()
+        return HeartbeatFigures(
+            used_bytes=sum(item.committed * item.block_bytes for item in occupancy),
+            capacity_bytes=sum(item.slots * item.block_bytes for item in occupancy),
+            counts=tuple(OwnerCount(item.namespace_digest, Tier.CPU, item.committed) for item in occupancy),
+        )

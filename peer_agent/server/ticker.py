@@ -1,0 +1,28 @@
+"""The agent's clock: everything that happens because time passes, in one task."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from kvdir.obs.logs import say
+from peer_agent.server.store import Store
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.25
+
+
+async def run_ticker(store: Store, is_writing: Callable[[int], bool]) -> None:
+    """Ends leases and pins that have run out, and frees what writers left behind who are gone. Until cancelled."""
+    while True:
+        await asyncio.sleep(TICK_S)
+        try:
+            store.tick()
+            freed = store.settle_gone_sessions(is_writing)
+        except Exception:
+            log.exception("tick failed; the next one tries again")
+        else:
+            if freed:
+                say(log, logging.INFO, "slots of engines that have gone are free again", slots=freed)
