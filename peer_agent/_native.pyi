@@ -76,6 +76,9 @@ def read_slots(
     longer than its destination is CORRUPT. `source` may be any mapping: records come from a peer and are checked against it.
     """
 
+def ok_bytes(records: Packed, statuses: Packed) -> int:
+    """Payload bytes of the present records whose status is OK."""
+
 def copy_scattered(region: Packed, offsets: Packed, length: int, destination: Packed) -> None:
     """Plain memcpy of n scattered payloads into one packed buffer: the yardstick of `bench read`."""
 
@@ -127,3 +130,47 @@ class TcpConnection:
     def broken(self) -> bool: ...
     def close(self) -> None:
         """From any thread; a `read` in progress ends with PEER_LOST."""
+
+@final
+class Movers:
+    """Native threads that run reads; an event loop hears of their ends through a descriptor. No thread takes the GIL.
+
+    The reads take what `read_slots` and `TcpConnection.read` take and hold every buffer until they are collected.
+    """
+
+    def __init__(self, threads: int) -> None: ...
+    def read_slots(
+        self,
+        source: Packed,
+        records: Packed,
+        namespace_digest: Packed,
+        fingerprints: Packed,
+        width: int,
+        region: Packed,
+        destinations: Packed,
+        check: bool,
+        deadline_ns: int,
+    ) -> int:
+        """Begins a read and returns its ticket. RuntimeError after close."""
+    def read_tcp(
+        self,
+        connection: TcpConnection,
+        lock: int,
+        epoch: int,
+        records: Packed,
+        namespace_digest: Packed,
+        fingerprints: Packed,
+        width: int,
+        region: Packed,
+        destinations: Packed,
+        check: bool,
+        deadline_ns: int,
+    ) -> int: ...
+    def abort(self, ticket: int) -> None:
+        """Makes a read end soon: shm with its current block, tcp by closing its connection. Unknown tickets are ignored."""
+    def collect(self) -> list[tuple[int, bytes]]:
+        """(ticket, n bytes of ReadStatus) of reads that ended since the last call; each comes back exactly once."""
+    def fileno(self) -> int:
+        """Readable when `collect` has something."""
+    def close(self) -> None:
+        """Aborts reads and joins the threads, GIL released; what ended can still be collected. Idempotent."""

@@ -13,6 +13,10 @@
 #include "copy.hpp"
 #include "slot.hpp"
 
+namespace kvdir {
+class TcpClient;
+}
+
 namespace kvdir::binding {
 
 // Holds a buffer for as long as native code uses it. Filled by "y*" (readable) or "w*" (writable).
@@ -56,13 +60,22 @@ std::vector<T> unpack(const Buffer& buffer, const char* what) {
 // Checks that namespace digest and fingerprints describe exactly `count` blocks.
 Blocks blocks_of(const Buffer& namespace_digest, const Buffer& fingerprints, unsigned int width, size_t count);
 
-// New bytes object of n elements of T, to be filled through `items`; null with MemoryError set.
-template <typename T>
-PyObject* new_bytes(size_t count, T** items) {
-    PyObject* bytes = PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(count * sizeof(T)));
-    *items = bytes == nullptr ? nullptr : reinterpret_cast<T*>(PyBytes_AsString(bytes));
-    return bytes;
-}
+// The arguments that every read into slots of ours has, from parsed buffers to checked native lists. `prepare` throws
+// std::invalid_argument and must have succeeded before anything else is used. Lives as long as the read.
+struct SlotRead {
+    Buffer records, digest, fingerprints, region, destinations;
+    unsigned int width = 0;
+    int check = 0;
+    unsigned long long deadline_ns = 0;
+
+    std::vector<Record> wanted;
+    Blocks blocks{};
+    std::vector<uint8_t*> to;
+
+    void prepare();
+};
+
+// New bytes object with the elements' bytes; null with MemoryError set.
 template <typename T>
 PyObject* bytes_from(const std::vector<T>& items) {
     return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(items.data()), static_cast<Py_ssize_t>(items.size() * sizeof(T)));
@@ -95,7 +108,18 @@ PyCFunction method(Function function) {
     return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
 }
 
-// module_tcp.cpp: adds TcpServer and TcpConnection; -1 with an exception set on failure.
+// A new object of a heap type, zeroed, and its end; for tp_new and tp_dealloc.
+PyObject* allocate(PyTypeObject* type);
+void free_object(PyObject* self);
+
+// Adds a type to the module under `name`; -1 with an exception set on failure. `type` (may be null) gets a new reference.
+int add_type(PyObject* module, const char* name, PyType_Spec* spec, PyObject** type);
+
+// module_tcp.cpp: TcpServer and TcpConnection. module_movers.cpp: Movers. -1 with an exception set on failure.
 int add_tcp_types(PyObject* module);
+int add_movers_type(PyObject* module);
+
+// The connection behind a TcpConnection object; the caller has checked its type and holds a reference.
+TcpClient& client_of(PyObject* connection);
 
 }  // namespace kvdir::binding

@@ -133,11 +133,12 @@ void write_blocks(const Region& region, const uint64_t* offsets, const uint64_t*
 }
 
 void read_blocks(const Source& source, const Record* records, const Blocks& blocks, uint8_t* const* destinations, bool check,
-                 uint64_t deadline_ns, uint8_t* statuses) {
+                 uint64_t deadline_ns, const std::atomic<bool>* stop, uint8_t* statuses) {
     PieceHash hash;
     for (size_t i = 0; i < blocks.count; ++i) {
-        if (expired(deadline_ns)) {
-            std::memset(statuses + i, LATE, blocks.count - i);
+        const bool stopped = stop != nullptr && stop->load(std::memory_order_relaxed);
+        if (stopped || expired(deadline_ns)) {
+            std::memset(statuses + i, stopped ? PEER_LOST : LATE, blocks.count - i);
             return;
         }
         if (i + 1 < blocks.count) prefetch_header(source, records[i + 1]);

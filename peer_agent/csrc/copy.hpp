@@ -7,6 +7,7 @@
 // - Copies run in pieces that stay in the L2 cache, so that hashing a piece costs no second trip to memory.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -52,9 +53,10 @@ struct Source {
 
 // Verified copies of the blocks that `records` name into `destinations` (addresses). Blocks not begun at CLOCK_MONOTONIC
 // deadline_ns are LATE, also the one in the middle of which it passes; 0 means no deadline. A present block with a null
-// destination is CORRUPT: its record promises more than the destination holds.
+// destination is CORRUPT: its record promises more than the destination holds. Once *stop (may be null) is set, blocks not
+// begun are PEER_LOST.
 void read_blocks(const Source& source, const Record* records, const Blocks& blocks, uint8_t* const* destinations, bool check,
-                 uint64_t deadline_ns, uint8_t* statuses);
+                 uint64_t deadline_ns, const std::atomic<bool>* stop, uint8_t* statuses);
 
 // Payload addresses of reserved slots of ours (checked); null where a record is absent or longer than the slot.
 std::vector<uint8_t*> destinations_in(const Region& region, const uint64_t* offsets, const Record* records, size_t count);

@@ -5,6 +5,14 @@
 #include "raw_stream.hpp"
 
 namespace kvdir::binding {
+namespace {
+
+void require_count(size_t found, size_t wanted, const char* what) {
+    if (found != wanted)
+        throw std::invalid_argument(std::to_string(found) + " " + what + " for " + std::to_string(wanted) + " records");
+}
+
+}  // namespace
 
 Blocks blocks_of(const Buffer& namespace_digest, const Buffer& fingerprints, unsigned int width, size_t count) {
     if (width != 8 && width != 16 && width != 32)
@@ -15,6 +23,36 @@ Blocks blocks_of(const Buffer& namespace_digest, const Buffer& fingerprints, uns
         throw std::invalid_argument(std::to_string(fingerprints.bytes()) + " bytes of fingerprints for " + std::to_string(count) +
                                     " blocks of width " + std::to_string(width));
     return {count, namespace_digest.data(), fingerprints.data(), width};
+}
+
+void SlotRead::prepare() {
+    wanted = unpack<Record>(records, "records");
+    blocks = blocks_of(digest, fingerprints, width, wanted.size());
+    const auto at = unpack<uint64_t>(destinations, "destinations");
+    require_count(at.size(), wanted.size(), "destinations");
+    if (deadline_ns == 0) throw std::invalid_argument("deadline_ns is 0; every read has a deadline");
+    to = destinations_in(region.region(), at.data(), wanted.data(), wanted.size());
+}
+
+PyObject* allocate(PyTypeObject* type) {
+    const auto alloc = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc));
+    return alloc(type, 0);
+}
+
+void free_object(PyObject* self) {
+    PyTypeObject* type = Py_TYPE(self);
+    const auto release = reinterpret_cast<freefunc>(PyType_GetSlot(type, Py_tp_free));
+    release(self);
+    Py_DECREF(type);
+}
+
+int add_type(PyObject* module, const char* name, PyType_Spec* spec, PyObject** type) {
+    PyObject* made = PyType_FromModuleAndSpec(module, spec, nullptr);
+    if (made == nullptr) return -1;
+    const int rc = PyModule_AddObjectRef(module, name, made);
+    if (rc == 0 && type != nullptr) *type = Py_NewRef(made);
+    Py_DECREF(made);
+    return rc;
 }
 
 namespace {
@@ -121,11 +159,6 @@ PyObject* py_write_blocks(PyObject*, PyObject* args, PyObject* kwargs) {
     });
 }
 
-void require_count(size_t found, size_t wanted, const char* what) {
-    if (found != wanted)
-        throw std::invalid_argument(std::to_string(found) + " " + what + " for " + std::to_string(wanted) + " records");
-}
-
 PyObject* py_read_blocks(PyObject*, PyObject* args, PyObject* kwargs) {
     static const char* const names[] = {"region", "records", "namespace_digest", "fingerprints", "width", "destinations", "check", nullptr};
     Buffer region, records, digest, fingerprints, destinations;
@@ -142,7 +175,8 @@ PyObject* py_read_blocks(PyObject*, PyObject* args, PyObject* kwargs) {
         std::vector<uint8_t> statuses(wanted.size());
         {
             const Unlocked unlocked;
-            read_blocks({region.data(), region.bytes()}, wanted.data(), blocks, to.data(), check != 0, 0, statuses.data());
+            read_blocks({region.data(), region.bytes()}, wanted.data(), blocks, to.data(), check != 0, 0, nullptr,
+                        statuses.data());
         }
         return bytes_from(statuses);
     });
@@ -151,26 +185,34 @@ PyObject* py_read_blocks(PyObject*, PyObject* args, PyObject* kwargs) {
 PyObject* py_read_slots(PyObject*, PyObject* args, PyObject* kwargs) {
     static const char* const names[] = {"source", "records", "namespace_digest", "fingerprints", "width",
                                         "region", "destinations", "check", "deadline_ns", nullptr};
-    Buffer source, records, digest, fingerprints, region, destinations;
-    unsigned int width = 0;
-    int check = 0;
-    unsigned long long deadline_ns = 0;
-    if (!parse(args, kwargs, "y*y*y*y*Iw*y*pK:read_slots", names, &source.view, &records.view, &digest.view, &fingerprints.view,
-               &width, &region.view, &destinations.view, &check, &deadline_ns))
+    Buffer source;
+    SlotRead read;
+    if (!parse(args, kwargs, "y*y*y*y*Iw*y*pK:read_slots", names, &source.view, &read.records.view, &read.digest.view,
+               &read.fingerprints.view, &read.width, &read.region.view, &read.destinations.view, &read.check, &read.deadline_ns))
         return nullptr;
     return guarded(PyExc_RuntimeError, [&]() -> PyObject* {
-        const auto wanted = unpack<Record>(records, "records");
-        const Blocks blocks = blocks_of(digest, fingerprints, width, wanted.size());
-        const auto at = unpack<uint64_t>(destinations, "destinations");
-        require_count(at.size(), wanted.size(), "destinations");
-        if (deadline_ns == 0) throw std::invalid_argument("deadline_ns is 0; every read has a deadline");
-        const auto to = destinations_in(region.region(), at.data(), wanted.data(), wanted.size());
-        std::vector<uint8_t> statuses(wanted.size());
+        read.prepare();
+        std::vector<uint8_t> statuses(read.wanted.size());
         {
             const Unlocked unlocked;
-            read_blocks({source.data(), source.bytes()}, wanted.data(), blocks, to.data(), check != 0, deadline_ns, statuses.data());
+            read_blocks({source.data(), source.bytes()}, read.wanted.data(), read.blocks, read.to.data(), read.check != 0,
+                        read.deadline_ns, nullptr, statuses.data());
         }
         return bytes_from(statuses);
+    });
+}
+
+PyObject* py_ok_bytes(PyObject*, PyObject* args, PyObject* kwargs) {
+    static const char* const names[] = {"records", "statuses", nullptr};
+    Buffer records, statuses;
+    if (!parse(args, kwargs, "y*y*:ok_bytes", names, &records.view, &statuses.view)) return nullptr;
+    return guarded(PyExc_RuntimeError, [&] {
+        const auto all = unpack<Record>(records, "records");
+        require_count(statuses.bytes(), all.size(), "statuses");
+        unsigned long long bytes = 0;
+        for (size_t i = 0; i < all.size(); ++i)
+            if (all[i].state == 1 && statuses.data()[i] == OK) bytes += all[i].length;
+        return PyLong_FromUnsignedLongLong(bytes);
     });
 }
 
@@ -232,6 +274,7 @@ PyMethodDef functions[] = {
     {"write_blocks", method(py_write_blocks), METH_VARARGS | METH_KEYWORDS, "Scattered copy into reserved slots; returns checksums."},
     {"read_blocks", method(py_read_blocks), METH_VARARGS | METH_KEYWORDS, "Verified scattered copy to addresses."},
     {"read_slots", method(py_read_slots), METH_VARARGS | METH_KEYWORDS, "Verified scattered copy from a peer's region into our slots."},
+    {"ok_bytes", method(py_ok_bytes), METH_VARARGS | METH_KEYWORDS, "Payload bytes of the present records whose status is OK."},
     {"copy_scattered", method(py_copy_scattered), METH_VARARGS | METH_KEYWORDS, "Plain scattered memcpy, the yardstick."},
     {"stream_send", method(py_stream_send), METH_VARARGS | METH_KEYWORDS, "Raw TCP stream out, the yardstick."},
     {"stream_receive", method(py_stream_receive), METH_VARARGS | METH_KEYWORDS, "Raw TCP stream in, the yardstick."},
@@ -240,7 +283,7 @@ PyMethodDef functions[] = {
 
 int exec(PyObject* module) {
     if (PyModule_AddIntConstant(module, "HEADER_BYTES", static_cast<long>(kHeaderBytes)) != 0) return -1;
-    return add_tcp_types(module);
+    return add_tcp_types(module) != 0 ? -1 : add_movers_type(module);
 }
 
 PyModuleDef_Slot slots[] = {{Py_mod_exec, reinterpret_cast<void*>(exec)}, {0, nullptr}};

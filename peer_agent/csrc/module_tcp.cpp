@@ -8,19 +8,6 @@
 namespace kvdir::binding {
 namespace {
 
-template <typename Object>
-PyObject* allocate(PyTypeObject* type) {
-    const auto alloc = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc));
-    return alloc(type, 0);  // zeroed: `impl` is null until the constructor succeeded
-}
-
-void free_object(PyObject* self) {
-    PyTypeObject* type = Py_TYPE(self);
-    const auto release = reinterpret_cast<freefunc>(PyType_GetSlot(type, Py_tp_free));
-    release(self);
-    Py_DECREF(type);
-}
-
 // ---- TcpServer ----
 
 struct ServerObject {
@@ -52,7 +39,7 @@ PyObject* server_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
         if (max_connections < 1) throw std::invalid_argument("max_connections must be at least 1");
         auto server = std::make_unique<TcpServer>(region->region(), epoch, host, static_cast<uint16_t>(port),
                                                   static_cast<size_t>(max_connections));
-        auto* self = reinterpret_cast<ServerObject*>(allocate<ServerObject>(type));
+        auto* self = reinterpret_cast<ServerObject*>(allocate(type));
         if (self == nullptr) return nullptr;
         self->server = server.release();
         self->region = region.release();
@@ -127,8 +114,6 @@ struct ConnectionObject {
     TcpClient* client;
 };
 
-TcpClient& client_of(PyObject* self) { return *reinterpret_cast<ConnectionObject*>(self)->client; }
-
 PyObject* connection_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
     static const char* const names[] = {"host", "port", "deadline_ns", nullptr};
     const char* host = nullptr;
@@ -144,7 +129,7 @@ PyObject* connection_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
             const Unlocked unlocked;
             client = std::make_unique<TcpClient>(where, static_cast<uint16_t>(port), deadline_ns);
         }
-        auto* self = reinterpret_cast<ConnectionObject*>(allocate<ConnectionObject>(type));
+        auto* self = reinterpret_cast<ConnectionObject*>(allocate(type));
         if (self == nullptr) return nullptr;
         self->client = client.release();
         return reinterpret_cast<PyObject*>(self);
@@ -159,25 +144,18 @@ void connection_dealloc(PyObject* object) {
 PyObject* connection_read(PyObject* self, PyObject* args, PyObject* kwargs) {
     static const char* const names[] = {"lock", "epoch", "records", "namespace_digest", "fingerprints", "width",
                                         "region", "destinations", "check", "deadline_ns", nullptr};
-    unsigned long long lock = 0, epoch = 0, deadline_ns = 0;
-    unsigned int width = 0;
-    int check = 0;
-    Buffer records, digest, fingerprints, region, destinations;
-    if (!parse(args, kwargs, "KKy*y*y*Iw*y*pK:read", names, &lock, &epoch, &records.view, &digest.view, &fingerprints.view, &width,
-               &region.view, &destinations.view, &check, &deadline_ns))
+    unsigned long long lock = 0, epoch = 0;
+    SlotRead read;
+    if (!parse(args, kwargs, "KKy*y*y*Iw*y*pK:read", names, &lock, &epoch, &read.records.view, &read.digest.view,
+               &read.fingerprints.view, &read.width, &read.region.view, &read.destinations.view, &read.check, &read.deadline_ns))
         return nullptr;
     return guarded(PyExc_RuntimeError, [&]() -> PyObject* {
-        const auto wanted = unpack<Record>(records, "records");
-        const Blocks blocks = blocks_of(digest, fingerprints, width, wanted.size());
-        const auto at = unpack<uint64_t>(destinations, "destinations");
-        if (at.size() != wanted.size())
-            throw std::invalid_argument(std::to_string(at.size()) + " destinations for " + std::to_string(wanted.size()) + " records");
-        if (deadline_ns == 0) throw std::invalid_argument("deadline_ns is 0; every read has a deadline");
-        const auto to = destinations_in(region.region(), at.data(), wanted.data(), wanted.size());
-        std::vector<uint8_t> statuses(wanted.size());
+        read.prepare();
+        std::vector<uint8_t> statuses(read.wanted.size());
         {
             const Unlocked unlocked;
-            client_of(self).read({lock, epoch, wanted.data(), blocks, to.data(), check != 0, deadline_ns}, statuses.data());
+            client_of(self).read({lock, epoch, read.wanted.data(), read.blocks, read.to.data(), read.check != 0, read.deadline_ns},
+                                 statuses.data());
         }
         return bytes_from(statuses);
     });
@@ -207,18 +185,13 @@ PyType_Slot connection_slots[] = {
 };
 PyType_Spec connection_spec = {"peer_agent._native.TcpConnection", sizeof(ConnectionObject), 0, Py_TPFLAGS_DEFAULT, connection_slots};
 
-int add_type(PyObject* module, const char* name, PyType_Spec* spec) {
-    PyObject* type = PyType_FromModuleAndSpec(module, spec, nullptr);
-    if (type == nullptr) return -1;
-    const int rc = PyModule_AddObjectRef(module, name, type);
-    Py_DECREF(type);
-    return rc;
-}
-
 }  // namespace
 
+TcpClient& client_of(PyObject* connection) { return *reinterpret_cast<ConnectionObject*>(connection)->client; }
+
 int add_tcp_types(PyObject* module) {
-    return add_type(module, "TcpServer", &server_spec) != 0 ? -1 : add_type(module, "TcpConnection", &connection_spec);
+    if (add_type(module, "TcpServer", &server_spec, nullptr) != 0) return -1;
+    return add_type(module, "TcpConnection", &connection_spec, nullptr);
 }
 
 }  // namespace kvdir::binding

@@ -1,6 +1,5 @@
 #include "tcp_server.hpp"
 
-#include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -13,6 +12,7 @@
 #include <stdexcept>
 
 #include "clock.hpp"
+#include "movers.hpp"
 
 namespace kvdir {
 namespace {
@@ -78,12 +78,7 @@ TcpServer::TcpServer(Region region, uint64_t epoch, const std::string& host, uin
         event.data.fd = fd;
         epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event);
     }
-    // Signals belong to Python's main thread: the new thread inherits a mask that blocks them all.
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    thread_ = std::thread([this] { run(); });
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    thread_ = start_thread([](void* self) { static_cast<TcpServer*>(self)->run(); }, this);
 }
 
 TcpServer::~TcpServer() { close(); }

@@ -1,10 +1,13 @@
-"""The threads in which native calls move bytes, and the one way to wait for them.
+"""How coroutines wait for the native threads that move bytes (`_native.Movers`).
 
-Rules: a bounded number of threads; who finds none free waits within its own deadline; a call that has begun is always waited
-for, also when the waiting task is cancelled (it is told to abort, ends, and only then the cancellation goes on): as long as
-native code may still write to a slot, nobody is told that the read is over.
+Rules: no more reads at once than there are threads; who finds none free waits within its own deadline; a read that has begun
+is always waited for, also when the waiting task is cancelled (it is aborted, ends, and only then the cancellation goes on): as
+long as native code may still write to a slot, nobody is told that the read is over.
 
-Does not: know what is moved.
+Why not `run_in_executor`: a Python thread must take the GIL to begin and to end, which cost 65 to 130 us a read on an idle
+loop and up to the switch interval (5 ms) beside a busy one; a native thread and an eventfd cost about 15 us (docs/adr/0002).
+
+Does not: know what is moved, or where to.
 """
 
 from __future__ import annotations
@@ -12,50 +15,90 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
 
-T = TypeVar("T")
+from peer_agent import _native
 
 
 class Movers:
-    """A few named threads for blocking native calls that honour a deadline themselves."""
+    """A bounded number of native threads, bound to the event loop of its first read."""
 
-    def __init__(self, name: str, *, threads: int) -> None:
-        if threads < 1:
-            raise ValueError(f"{name} needs at least one thread, not {threads}")
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
+    def __init__(self, *, threads: int) -> None:
+        self._native = _native.Movers(threads)
         self._free = asyncio.Semaphore(threads)
+        self._waiting: dict[int, asyncio.Future[bytes]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
 
-    async def run(self, call: Callable[[], T], *, abort: Callable[[], None], until_s: float) -> T:
-        """Runs `call` in a thread. `until_s`: time.monotonic() by which a thread must be free, else TimeoutError.
+    async def run(self, begin: Callable[[_native.Movers], int], *, until_s: float, tickets: set[int] | None = None) -> bytes:
+        """`begin` starts the read and returns its ticket; returns the statuses.
 
-        `abort` makes `call` end soon; it is called from the event loop and must not block.
+        until_s: time.monotonic() by which a thread must be free, else TimeoutError. ConnectionError: closed meanwhile. Errors
+        of `begin` pass through.
+        tickets: holds the read's ticket while it runs, for `abort`.
         """
-        if self._free.locked():
-            async with asyncio.timeout(until_s - time.monotonic()):
-                await self._free.acquire()
-        else:
-            await self._free.acquire()
+        await acquire(self._free, until_s=until_s)
         try:
-            return await self._run_to_its_end(call, abort)
+            if self._closed:
+                raise ConnectionError("the data plane was closed")
+            ticket = begin(self._native)
+            if tickets is not None:
+                tickets.add(ticket)
+            try:
+                return await self._end_of(ticket)
+            finally:
+                if tickets is not None:
+                    tickets.discard(ticket)
         finally:
             self._free.release()
 
-    async def _run_to_its_end(self, call: Callable[[], T], abort: Callable[[], None]) -> T:
-        running = asyncio.get_running_loop().run_in_executor(self._pool, call)
+    def abort(self, tickets: set[int]) -> None:
+        """Makes these reads end soon, their blocks that are not done as PEER_LOST."""
+        for ticket in tickets:
+            self._native.abort(ticket)
+
+    async def close(self) -> None:
+        """Aborts reads in progress and waits for them; reads begun afterwards raise ConnectionError."""
+        self._closed = True
+        self._native.close()
+        if self._loop is None:
+            return
+        self._loop.remove_reader(self._native.fileno())
+        self._loop = None
+        self._collect()
+
+    async def _end_of(self, ticket: int) -> bytes:
+        self._listen()
         cancelled: asyncio.CancelledError | None = None
-        while not running.done():
+        while True:
+            future = asyncio.get_running_loop().create_future()
+            self._waiting[ticket] = future
             try:
-                await asyncio.wait([running])
+                statuses: bytes = await future
             except asyncio.CancelledError as error:
                 cancelled = error
-                abort()
-        if cancelled is None:
-            return running.result()
-        running.exception()  # retrieved: the cancellation is what the caller asked for
-        raise cancelled
+                if ticket in self._waiting:  # else it ended at the same moment
+                    self._native.abort(ticket)
+                    continue
+            if cancelled is not None:
+                raise cancelled
+            return statuses
 
-    def close(self) -> None:
-        """Ends the threads once their calls have ended. No `run` may begin afterwards."""
-        self._pool.shutdown(wait=False)
+    def _listen(self) -> None:
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            self._loop.add_reader(self._native.fileno(), self._collect)
+
+    def _collect(self) -> None:
+        for ticket, statuses in self._native.collect():
+            future = self._waiting.pop(ticket)
+            if not future.done():
+                future.set_result(statuses)
+
+
+async def acquire(semaphore: asyncio.Semaphore, *, until_s: float) -> None:
+    """Takes one of a semaphore's places, TimeoutError if none is free by time.monotonic() until_s."""
+    if not semaphore.locked():
+        await semaphore.acquire()
+        return
+    async with asyncio.timeout(until_s - time.monotonic()):
+        await semaphore.acquire()

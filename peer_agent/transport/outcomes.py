@@ -1,4 +1,4 @@
-"""Builds `ReadOutcome`s from native statuses. Pure but for the event loop's futures."""
+"""Builds `ReadOutcome`s from native statuses."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 
 import numpy as np
 
+from peer_agent import _native
 from peer_agent.transport.base import BLOCK_RECORD_BYTES, ReadList, ReadOutcome, ReadStatus
 
 RECORD = np.dtype([("offset", "<u8"), ("generation", "<u8"), ("checksum", "<u8"), ("length", "<u4"), ("state", "<u4")])
@@ -17,25 +18,14 @@ def settled_outcome(blocks: ReadList, statuses: bytes) -> ReadOutcome:
     """An outcome after which nothing writes to the destinations any more."""
     settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     settled.set_result(None)
-    return ReadOutcome(statuses, settled, ok_bytes(blocks, statuses))
+    return ReadOutcome(statuses, settled, _native.ok_bytes(blocks.records, statuses))
 
 
 def uniform_outcome(blocks: ReadList, status: ReadStatus) -> ReadOutcome:
-    """Every block has the same status, except that blocks the owner called absent stay ABSENT."""
+    """Every block has the same status, except that blocks the owner called absent stay ABSENT. ValueError: bad shape."""
+    check_shape(blocks)
     present = np.frombuffer(blocks.records, RECORD)["state"] == 1
     return settled_outcome(blocks, np.where(present, status, ReadStatus.ABSENT).astype(np.uint8).tobytes())
-
-
-def ok_bytes(blocks: ReadList, statuses: bytes) -> int:
-    """Payload bytes of the blocks that are OK."""
-    ok = np.frombuffer(statuses, np.uint8) == ReadStatus.OK
-    return int(np.frombuffer(blocks.records, RECORD)["length"][ok].sum(dtype=np.int64))
-
-
-def payload_bytes(blocks: ReadList) -> int:
-    """Payload bytes of all blocks that are present, whatever becomes of them."""
-    records = np.frombuffer(blocks.records, RECORD)
-    return int(records["length"][records["state"] == 1].sum(dtype=np.int64))
 
 
 def check_shape(blocks: ReadList) -> None:

@@ -17,44 +17,45 @@ Rules:
 
 from __future__ import annotations
 
+import asyncio
 import os
 import struct
 import time
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from typing import TypeVar
 
 from peer_agent import _native
 from peer_agent.memory.arena import Arena, ArenaError
-from peer_agent.transport.base import (
-    BLOCK_RECORD_BYTES,
-    Capabilities,
-    ReadList,
-    ReadOutcome,
-    ReadStatus,
-)
+from peer_agent.transport.base import Capabilities, ReadList, ReadOutcome, ReadStatus
 from peer_agent.transport.movers import Movers
-from peer_agent.transport.outcomes import check_shape, payload_bytes, settled_outcome, uniform_outcome
+from peer_agent.transport.outcomes import settled_outcome, uniform_outcome
+
+T = TypeVar("T")
 
 DESCRIPTOR_VERSION = 1
 _DESCRIPTOR = struct.Struct("<B16sQQ16sQ")
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
-CHUNK_BLOCKS = 64
-"""A close or cancellation takes effect between chunks of this many blocks."""
 INLINE_BYTES = 256 << 10
-"""Reads up to this size (some 20 us) are copied in the event loop: a thread would cost more than it frees."""
+"""Reads up to this size (some 20 us) are copied in the event loop: handing them to a thread would cost as much."""
 
 
 class ShmTransport:
-    """Owner's and reader's side for one arena. `check` compares payload checksums too (0.6 of the speed, and rot is seen)."""
+    """Owner's and reader's side for one arena.
+
+    check: compare payload checksums as well; costs a third of the speed and finds memory that rotted, which generations
+    cannot. inline_bytes: reads up to this size are copied in the event loop.
+    """
 
     name = "shm"
 
-    def __init__(self, arena: Arena, *, threads: int = 2, check: bool = False) -> None:
+    def __init__(self, arena: Arena, *, threads: int = 2, check: bool = False, inline_bytes: int = INLINE_BYTES) -> None:
         self._arena = arena
         self._check = check
-        self._movers = Movers("shm-read", threads=threads)
+        self._inline_bytes = inline_bytes
+        self._movers = Movers(threads=threads)
         self._connections: weakref.WeakSet[ShmConnection] = weakref.WeakSet()
 
     def capabilities(self) -> Capabilities:
@@ -74,89 +75,73 @@ class ShmTransport:
 
     async def connect(self, descriptor: bytes, *, deadline_s: float) -> ShmConnection:
         wanted = _Descriptor.parse(descriptor)
-        until_s = time.monotonic() + deadline_s
         try:
-            peer = await self._movers.run(partial(_open_peer, wanted), abort=_nothing, until_s=until_s)
+            async with asyncio.timeout(deadline_s):
+                peer = await asyncio.to_thread(_open_peer, wanted)
         except TimeoutError:
-            raise ConnectionError("no thread was free to map the peer's arena in time; raise shm's thread count") from None
-        connection = ShmConnection(self._arena, peer, self._movers, check=self._check)
+            raise ConnectionError(f"could not map {wanted.path} in time; is this node overloaded?") from None
+        connection = ShmConnection(self._arena, peer, self._movers, check=self._check, inline_bytes=self._inline_bytes)
         self._connections.add(connection)
         return connection
 
     async def close(self) -> None:
         for connection in tuple(self._connections):
             await connection.close()
-        self._connections.clear()
-        self._movers.close()
+        await self._movers.close()
 
 
 class ShmConnection:
     """One peer's mapped arena."""
 
-    def __init__(self, arena: Arena, peer: Arena, movers: Movers, *, check: bool) -> None:
+    def __init__(self, arena: Arena, peer: Arena, movers: Movers, *, check: bool, inline_bytes: int) -> None:
+        self._inline_bytes = inline_bytes
         self._arena = arena
         self._peer = peer
         self._movers = movers
         self._check = check
+        self._tickets: set[int] = set()
         self._closed = False
 
     async def read(self, blocks: ReadList, *, deadline_s: float) -> ReadOutcome:
-        check_shape(blocks)
         until_s = time.monotonic() + deadline_s
         if self._closed or self._peer.epoch_now() != self._peer.epoch:
             return uniform_outcome(blocks, ReadStatus.PEER_LOST)
         if blocks.epoch != self._peer.epoch:
             return uniform_outcome(blocks, ReadStatus.STALE)
-        copy = _Copy(self, blocks, int(until_s * 1e9), check=self._check)
-        if payload_bytes(blocks) <= INLINE_BYTES:
-            return settled_outcome(blocks, copy())
+        if _native.ok_bytes(blocks.records, bytes(len(blocks))) <= self._inline_bytes:
+            return settled_outcome(blocks, self._call(_native.read_slots, blocks, until_s))
         try:
-            statuses = await self._movers.run(copy, abort=copy.stop, until_s=until_s)
+            statuses = await self._movers.run(
+                lambda movers: self._call(movers.read_slots, blocks, until_s), until_s=until_s, tickets=self._tickets
+            )
         except TimeoutError:
             return uniform_outcome(blocks, ReadStatus.LATE)
+        except ConnectionError:
+            return uniform_outcome(blocks, ReadStatus.PEER_LOST)
         return settled_outcome(blocks, statuses)
 
     async def close(self) -> None:
-        """Reads in progress end with their current chunk; the mapping goes when they have."""
+        """Reads in progress end with their current block; the mapping goes when they have."""
         if self._closed:
             return
         self._closed = True
+        self._movers.abort(self._tickets)
         self._peer.close()
 
-
-class _Copy:
-    """One read as a call for a mover thread: chunk by chunk until done, stopped or closed."""
-
-    def __init__(self, connection: ShmConnection, blocks: ReadList, deadline_ns: int, *, check: bool) -> None:
-        self._connection = connection
-        self._blocks = blocks
-        self._deadline_ns = deadline_ns
-        self._check = check
-        # Views of its own: a close meanwhile cannot pull the mappings away.
-        self._source = memoryview(connection._peer.region)
-        self._region = memoryview(connection._arena.region)
-        self._stopped = False
-
-    def stop(self) -> None:
-        self._stopped = True
-
-    def __call__(self) -> bytes:
-        blocks, count = self._blocks, len(self._blocks)
-        statuses = bytearray()
-        while len(statuses) < count and not (self._stopped or self._connection._closed):
-            part = slice(len(statuses), len(statuses) + CHUNK_BLOCKS)
-            statuses += _native.read_slots(
-                self._source,
-                _packed(blocks.records, part, BLOCK_RECORD_BYTES),
-                blocks.namespace_digest,
-                _packed(blocks.fingerprints, part, blocks.width),
-                blocks.width,
-                self._region,
-                _packed(blocks.destinations, part, 8),
-                self._check,
-                self._deadline_ns,
-            )
-        return bytes(statuses).ljust(count, bytes([ReadStatus.PEER_LOST]))
+    def _call(self, function: Callable[..., T], blocks: ReadList, until_s: float) -> T:
+        if self._closed:
+            raise ConnectionError("closed while waiting for a thread")
+        return function(
+            self._peer.region,
+            blocks.records,
+            blocks.namespace_digest,
+            blocks.fingerprints,
+            blocks.width,
+            self._arena.region,
+            blocks.destinations,
+            self._check,
+            int(until_s * 1e9),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +173,7 @@ def _open_peer(wanted: _Descriptor) -> Arena:
     except ArenaError as error:
         raise ConnectionError(f"{error} If it runs in another container, share its /dev/shm or use tcp.") from error
     if peer.file_identity != (wanted.device, wanted.inode):
-        reason = (
-            f"{wanted.path} is another file here: the peer has a /dev/shm of its own (use tcp), or it restarted (ask it again)"
-        )
+        reason = f"{wanted.path} is another file here: the peer has a /dev/shm of its own (use tcp) or restarted (ask again)"
     elif (peer.arena_id, peer.epoch) != (wanted.arena_id, wanted.epoch):
         reason = f"the arena at {wanted.path} is of another epoch: the peer has restarted; ask it again"
     else:
@@ -199,14 +182,6 @@ def _open_peer(wanted: _Descriptor) -> Arena:
     raise ConnectionError(reason)
 
 
-def _packed(data: bytes, part: slice, width: int) -> memoryview:
-    return memoryview(data)[part.start * width : part.stop * width]
-
-
 def _boot_id() -> bytes:
     with open(_BOOT_ID, encoding="ascii") as file:
         return bytes.fromhex(file.read().strip().replace("-", ""))
-
-
-def _nothing() -> None:
-    """Opening a file cannot be aborted and does not write."""

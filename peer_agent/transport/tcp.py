@@ -20,7 +20,6 @@ import asyncio
 import ipaddress
 import socket
 import struct
-import threading
 import time
 import weakref
 from dataclasses import dataclass
@@ -29,11 +28,12 @@ from functools import partial
 from peer_agent import _native
 from peer_agent.memory.arena import Arena
 from peer_agent.transport.base import Capabilities, ReadList, ReadOutcome, ReadStatus
-from peer_agent.transport.movers import Movers
-from peer_agent.transport.outcomes import check_shape, settled_outcome, uniform_outcome
+from peer_agent.transport.movers import Movers, acquire
+from peer_agent.transport.outcomes import settled_outcome, uniform_outcome
 
 DESCRIPTOR_VERSION = 1
-_DESCRIPTOR = struct.Struct("<BBHQ")
+DESCRIPTOR = struct.Struct("<BBHQ")
+_ALL_LOST = bytes([ReadStatus.PEER_LOST])
 
 
 class TcpTransport:
@@ -66,9 +66,9 @@ class TcpTransport:
         self._connections_per_peer = connections_per_peer
         self._max_connections = max_connections
         self._check = check
-        self._movers = Movers("tcp-read", threads=threads)
+        self._movers = Movers(threads=threads)
         self._server: _native.TcpServer | None = None
-        self._connections: weakref.WeakSet[TcpPeer] = weakref.WeakSet()
+        self._peers: weakref.WeakSet[TcpPeer] = weakref.WeakSet()
 
     def capabilities(self) -> Capabilities:
         verifies = "checksum" if self._check else "generation"
@@ -84,7 +84,7 @@ class TcpTransport:
                 self._port,
                 max_connections=self._max_connections,
             )
-        fixed = _DESCRIPTOR.pack(DESCRIPTOR_VERSION, 0, self._server.port, self._arena.epoch)
+        fixed = DESCRIPTOR.pack(DESCRIPTOR_VERSION, 0, self._server.port, self._arena.epoch)
         return fixed + self._advertise_host.encode()
 
     def grant(self, lock: int, records: bytes, *, expires_s: float) -> None:
@@ -104,146 +104,114 @@ class TcpTransport:
         wanted = _Descriptor.parse(descriptor)
         until_s = time.monotonic() + deadline_s
         address = await _resolve(wanted.host, until_s=until_s)
-        pool = _Pool(address, wanted.port)
-        try:
-            first = await self._movers.run(partial(pool.take, int(until_s * 1e9)), abort=pool.close, until_s=until_s)
-        except TimeoutError:
-            raise ConnectionError("no thread was free to connect in time; raise tcp's thread count") from None
-        pool.give(first)
-        peer = TcpPeer(self._arena, pool, self._movers, connections=self._connections_per_peer, check=self._check)
-        self._connections.add(peer)
+        peer = TcpPeer(
+            self._arena, address, wanted.port, self._movers, connections=self._connections_per_peer, check=self._check
+        )
+        await peer.warm_up(until_s=until_s)
+        self._peers.add(peer)
         return peer
 
     async def close(self) -> None:
-        for connection in tuple(self._connections):
-            await connection.close()
-        self._connections.clear()
-        self._movers.close()
+        for peer in tuple(self._peers):
+            await peer.close()
+        await self._movers.close()
         if self._server is not None:
             self._server.close()
 
 
 class TcpPeer:
-    """The connections to one peer."""
+    """The connections to one peer: idle ones are kept, busy ones belong to one read each."""
 
-    def __init__(self, arena: Arena, pool: _Pool, movers: Movers, *, connections: int, check: bool) -> None:
+    def __init__(self, arena: Arena, address: str, port: int, movers: Movers, *, connections: int, check: bool) -> None:
         self._arena = arena
-        self._pool = pool
+        self._address = address
+        self._port = port
         self._movers = movers
-        self._free = asyncio.Semaphore(connections)
         self._check = check
+        self._free = asyncio.Semaphore(connections)
+        self._idle: list[_native.TcpConnection] = []
+        self._busy: set[_native.TcpConnection] = set()
+        self._closed = False
+
+    async def warm_up(self, *, until_s: float) -> None:
+        """One connection, so that `connect` fails where reads would. Raises ConnectionError."""
+        self._put_back(await self._fresh(until_s))
 
     async def read(self, blocks: ReadList, *, deadline_s: float) -> ReadOutcome:
-        check_shape(blocks)
         until_s = time.monotonic() + deadline_s
-        call = _Read(self._pool, blocks, memoryview(self._arena.region), int(until_s * 1e9), check=self._check)
+        if len(blocks) == 0:
+            return uniform_outcome(blocks, ReadStatus.OK)
         try:
-            async with asyncio.timeout(deadline_s):
-                await self._free.acquire()
+            await acquire(self._free, until_s=until_s)
         except TimeoutError:
             return uniform_outcome(blocks, ReadStatus.LATE)
         try:
-            statuses = await self._movers.run(call, abort=call.stop, until_s=until_s)
+            return settled_outcome(blocks, await self._read(blocks, until_s))
         except TimeoutError:
             return uniform_outcome(blocks, ReadStatus.LATE)
         except ConnectionError:
-            lost = ReadStatus.LATE if time.monotonic() >= until_s else ReadStatus.PEER_LOST
-            return uniform_outcome(blocks, lost)
+            late = time.monotonic() >= until_s
+            return uniform_outcome(blocks, ReadStatus.LATE if late else ReadStatus.PEER_LOST)
         finally:
             self._free.release()
-        return settled_outcome(blocks, statuses)
 
     async def close(self) -> None:
-        self._pool.close()
-
-
-class _Pool:
-    """Open connections to one address. Used from mover threads; a lock guards the lists, never a call that waits."""
-
-    def __init__(self, address: str, port: int) -> None:
-        self._address = address
-        self._port = port
-        self._lock = threading.Lock()
-        self._idle: list[_native.TcpConnection] = []
-        self._used: set[_native.TcpConnection] = set()
-        self._closed = False
-
-    def take(self, deadline_ns: int, *, fresh: bool = False) -> _native.TcpConnection:
-        """An idle connection, or a new one. Raises ConnectionError."""
-        with self._lock:
-            connection = self._idle.pop() if self._idle and not fresh else None
-        if connection is None:
-            connection = _native.TcpConnection(self._address, self._port, deadline_ns)
-        with self._lock:
-            if not self._closed:
-                self._used.add(connection)
-                return connection
-        connection.close()
-        raise ConnectionError("closed")
-
-    def give(self, connection: _native.TcpConnection) -> None:
-        with self._lock:
-            self._used.discard(connection)
-            if not connection.broken and not self._closed:
-                self._idle.append(connection)
-                return
-        connection.close()
-
-    def close(self) -> None:
-        """Ends reads in progress as PEER_LOST; nothing can be taken afterwards."""
-        with self._lock:
-            self._closed = True
-            connections = [*self._idle, *self._used]
-            self._idle.clear()
-        for connection in connections:
+        """Reads in progress end as PEER_LOST."""
+        self._closed = True
+        for connection in (*self._idle, *self._busy):
             connection.close()
+        self._idle.clear()
 
+    async def _read(self, blocks: ReadList, until_s: float) -> bytes:
+        while self._idle and not self._closed:
+            statuses = await self._read_on(self._idle.pop(), blocks, until_s)
+            if statuses.strip(_ALL_LOST):
+                return statuses
+        return await self._read_on(await self._fresh(until_s), blocks, until_s)
 
-class _Read:
-    """One read as a call for a mover thread."""
-
-    def __init__(self, pool: _Pool, blocks: ReadList, region: memoryview, deadline_ns: int, *, check: bool) -> None:
-        self._pool = pool
-        self._blocks = blocks
-        self._region = region
-        self._deadline_ns = deadline_ns
-        self._check = check
-        self._connection: _native.TcpConnection | None = None
-        self._stopped = False
-
-    def stop(self) -> None:
-        self._stopped = True
-        if self._connection is not None:
-            self._connection.close()
-
-    def __call__(self) -> bytes:
-        reused, statuses = self._once(fresh=False)
-        dead = bytes([ReadStatus.PEER_LOST])
-        if reused and not self._stopped and statuses.strip(dead) == b"":
-            _, statuses = self._once(fresh=True)
-        return statuses
-
-    def _once(self, *, fresh: bool) -> tuple[bool, bytes]:
-        connection = self._pool.take(self._deadline_ns, fresh=fresh)
-        self._connection = connection
-        blocks = self._blocks
+    async def _read_on(self, connection: _native.TcpConnection, blocks: ReadList, until_s: float) -> bytes:
+        self._busy.add(connection)
         try:
-            if self._stopped:  # told to stop before there was a connection to close
-                connection.close()
-            return not fresh, connection.read(
-                blocks.lock,
-                blocks.epoch,
-                blocks.records,
-                blocks.namespace_digest,
-                blocks.fingerprints,
-                blocks.width,
-                self._region,
-                blocks.destinations,
-                self._check,
-                self._deadline_ns,
+            return await self._movers.run(
+                lambda movers: movers.read_tcp(
+                    connection,
+                    blocks.lock,
+                    blocks.epoch,
+                    blocks.records,
+                    blocks.namespace_digest,
+                    blocks.fingerprints,
+                    blocks.width,
+                    self._arena.region,
+                    blocks.destinations,
+                    self._check,
+                    int(until_s * 1e9),
+                ),
+                until_s=until_s,
             )
         finally:
-            self._pool.give(connection)
+            self._busy.discard(connection)
+            self._put_back(connection)
+
+    def _put_back(self, connection: _native.TcpConnection) -> None:
+        if connection.broken or self._closed:
+            connection.close()
+        else:
+            self._idle.append(connection)
+
+    async def _fresh(self, until_s: float) -> _native.TcpConnection:
+        """A new connection. Raises ConnectionError; one that comes too late is closed by its destructor."""
+        if self._closed:
+            raise ConnectionError("closed")
+        open_native = partial(_native.TcpConnection, self._address, self._port, int(until_s * 1e9))
+        try:
+            async with asyncio.timeout(until_s - time.monotonic()):
+                connection = await asyncio.to_thread(open_native)
+        except TimeoutError:
+            raise ConnectionError(f"no thread was free to connect to {self._address} port {self._port} in time") from None
+        if self._closed:  # meanwhile
+            connection.close()
+            raise ConnectionError("closed")
+        return connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,10 +223,10 @@ class _Descriptor:
     @classmethod
     def parse(cls, descriptor: bytes) -> _Descriptor:
         """ValueError for garbage."""
-        if len(descriptor) <= _DESCRIPTOR.size or descriptor[0] != DESCRIPTOR_VERSION:
+        if len(descriptor) <= DESCRIPTOR.size or descriptor[0] != DESCRIPTOR_VERSION:
             raise ValueError(f"not a tcp descriptor of version {DESCRIPTOR_VERSION}: {len(descriptor)} bytes")
-        _, _, port, epoch = _DESCRIPTOR.unpack_from(descriptor)
-        host = descriptor[_DESCRIPTOR.size :].decode()  # UnicodeDecodeError is a ValueError
+        _, _, port, epoch = DESCRIPTOR.unpack_from(descriptor)
+        host = descriptor[DESCRIPTOR.size :].decode()  # UnicodeDecodeError is a ValueError
         if port == 0 or not host.isprintable() or len(host) > 253:
             raise ValueError("tcp descriptor without a usable host and port")
         return cls(port, epoch, host)
