@@ -281,10 +281,14 @@ class Peers:
         old = self._peers.pop(node.node, None)
         if old is not None:
             await old.close()
-        self._trip(node.node)  # until this try has succeeded
+        failed_before = node.node in self._breakers
+        if failed_before:
+            self._trip(node.node)  # until this try has succeeded, others skip the node; a first contact they wait for
         try:
             peer = await self._connect(node)
         except PeerFailure as failure:
+            if not failed_before:
+                self._trip(node.node)
             say(log, logging.INFO, "peer not connected", peer=node.node, address=node.peer_address, error=failure)
             return failure
         self._breakers.pop(node.node, None)

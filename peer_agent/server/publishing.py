@@ -51,6 +51,7 @@ class Publishing:
             for address in addresses
         ]
         self._running: list[asyncio.Task[None]] = []
+        self._leaving = False
         self.fenced = ""
 
     def start(self) -> None:
@@ -61,6 +62,7 @@ class Publishing:
 
     async def leave(self, *, timeout_s: float) -> None:
         """Says goodbye to all coordinators, within timeout_s."""
+        self._leaving = True
         for publisher in self._publishers:
             publisher.leave()
         if self._running:
@@ -90,6 +92,8 @@ class Publishing:
         return "synced"
 
     def _fenced(self, reason: str) -> None:
+        if self._leaving:
+            return  # the answer to our own goodbye
         self.fenced = reason
         fix = "give every agent a node name of its own; this one goes on serving its engines"
         say(log, logging.ERROR, "fenced, publishing stopped", node=self._node, reason=reason, fix=fix)

@@ -1,0 +1,189 @@
+"""The read path over real agents in this process: nominate, owner decides, verified read, negative feedback."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from kvdir.testing.wait import eventually
+from peer_agent.core.effects import LoadStatus
+from peer_agent.testing import LocalCluster, local_cluster, sample_namespace
+
+TRANSPORTS = [("shm", "tcp"), ("tcp",)]
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """Short, because socket paths end at 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="kvdir-") as path:
+        yield Path(path)
+
+
+@pytest.fixture(params=TRANSPORTS, ids=lambda names: names[0])
+async def pair(directory: Path, request: pytest.FixtureRequest) -> AsyncIterator[LocalCluster]:
+    async with local_cluster(directory, "a", "b", transports=request.param) as cluster:
+        yield cluster
+
+
+async def test_blocks_come_from_the_peer_when_only_it_has_them(pair: LocalCluster):
+    fingerprints = pair.blocks.chain(40)
+    writer, reader = await pair.engine("a"), await pair.engine("b")
+    assert (await writer.store(fingerprints, pair.blocks.data(fingerprints))).stored == 40
+    await pair.wait_known("a")
+    into = pair.blocks.room(fingerprints)
+    result = await reader.load(fingerprints, into=into)
+    assert result.count(LoadStatus.HIT_PEER) == 40
+    assert result.peer_bytes == 40 * pair.namespace.block_bytes
+    pair.blocks.check(fingerprints, into, result)
+    again = await reader.load(fingerprints, into=into)
+    assert again.count(LoadStatus.HIT_LOCAL) == 40
+    pair.blocks.check(fingerprints, into, again)
+    await pair.wait_known("b")
+
+
+async def test_locks_at_the_owner_end_when_the_read_is_over(pair: LocalCluster):
+    fingerprints = pair.blocks.chain(8)
+    writer, reader = await pair.engine("a"), await pair.engine("b")
+    await writer.store(fingerprints, pair.blocks.data(fingerprints))
+    await pair.wait_known("a")
+    await reader.load(fingerprints, into=pair.blocks.room(fingerprints))
+    await eventually(lambda: pair.agents["a"].store.locks == 0, what="the owner's lock ended")
+
+
+async def test_owner_answers_for_the_whole_list_when_the_directory_knows_half(directory: Path):
+    async with local_cluster(directory, "b") as cluster:
+        reader = await cluster.engine("b")
+        await cluster.start_agent("a", event_loss=0.5)
+        writer = await cluster.engine("a")
+        known, all_ = cluster.blocks.chain(1), cluster.blocks.chain(30)
+        for position in range(30):
+            one = all_.slice(position, 1)
+            await writer.store(one, cluster.blocks.data(one))
+        await eventually(lambda: cluster.known_blocks("a") > 0, what="something is known of a")
+        into = cluster.blocks.room(all_)
+        result = await reader.load(all_, into=into)
+        assert result.count(LoadStatus.HIT_PEER) == 30
+        cluster.blocks.check(all_, into, result)
+        assert known[0] == all_[0]
+
+
+async def test_stale_and_reported_when_the_owner_no_longer_has_it(directory: Path):
+    async with local_cluster(directory, "a", "b", arena_bytes=64 << 10) as cluster:  # 15 blocks
+        fingerprints = cluster.blocks.chain(10)
+        writer, reader = await cluster.engine("a"), await cluster.engine("b")
+        await writer.store(fingerprints, cluster.blocks.data(fingerprints))
+        await cluster.wait_known("a")
+        # Evicted behind the directory's back: the inventory changes, no event goes out.
+        inventory = cluster.agents["a"].store._inventory
+        inventory.discard(cluster.namespace.digest, fingerprints.slice(0, 4))
+        into = cluster.blocks.room(fingerprints)
+        result = await reader.load(fingerprints, into=into)
+        assert result.count(LoadStatus.STALE) == 4
+        assert result.count(LoadStatus.HIT_PEER) == 6
+        assert result.recompute == (0, 1, 2, 3)
+        cluster.blocks.check(fingerprints, into, result)
+        counters = cluster.agents["b"].reader.counters
+        await eventually(lambda: counters.stale_reported == 4, what="reported")
+        await eventually(lambda: cluster.known_blocks("a") == 6, what="the directory has learned")
+
+
+async def test_several_owners_fill_the_gaps_when_none_has_all(directory: Path):
+    async with local_cluster(directory, "a", "b", "c", "reader") as cluster:
+        fingerprints = cluster.blocks.chain(12)
+        for at, node in enumerate("abc"):
+            part = fingerprints.slice(4 * at, 4)
+            engine = await cluster.engine(node)
+            await engine.store(part, cluster.blocks.data(part))
+            await cluster.wait_known(node)
+        reader = await cluster.engine("reader")
+        into = cluster.blocks.room(fingerprints)
+        result = await reader.load(fingerprints, into=into)
+        assert result.count(LoadStatus.HIT_PEER) == 12
+        cluster.blocks.check(fingerprints, into, result)
+
+
+async def test_one_read_serves_both_when_two_engines_load_the_same_blocks(pair: LocalCluster):
+    fingerprints = pair.blocks.chain(60)
+    writer, first, second = await pair.engine("a"), await pair.engine("b"), await pair.engine("b")
+    await writer.store(fingerprints, pair.blocks.data(fingerprints))
+    await pair.wait_known("a")
+    rooms = [pair.blocks.room(fingerprints) for _ in range(2)]
+    results = await asyncio.gather(
+        *(engine.load(fingerprints, into=room) for engine, room in zip((first, second), rooms, strict=True))
+    )
+    for room, result in zip(rooms, results, strict=True):
+        assert result.hits == 60
+        pair.blocks.check(fingerprints, room, result)
+    assert pair.agents["b"].reader.counters.peer_bytes == 60 * pair.namespace.block_bytes, "read once"
+    pair.agents["b"].store._inventory.check()
+
+
+async def test_reads_what_fits_when_the_arena_is_smaller_than_the_list(directory: Path):
+    async with local_cluster(directory, "a") as cluster:
+        await cluster.start_agent("b", arena_bytes=32 << 10)  # 6 blocks
+        fingerprints = cluster.blocks.chain(30)
+        writer, reader = await cluster.engine("a"), await cluster.engine("b")
+        await writer.store(fingerprints, cluster.blocks.data(fingerprints))
+        await cluster.wait_known("a")
+        into = cluster.blocks.room(fingerprints)
+        result = await reader.load(fingerprints, into=into)
+        assert result.count(LoadStatus.HIT_PEER) == 6
+        assert result.count(LoadStatus.MISS) == 24
+        cluster.blocks.check(fingerprints, into, result)
+
+
+async def test_prefetched_blocks_are_local_hits_when_they_are_loaded(pair: LocalCluster):
+    fingerprints = pair.blocks.chain(20)
+    writer, reader = await pair.engine("a"), await pair.engine("b")
+    await writer.store(fingerprints, pair.blocks.data(fingerprints))
+    await pair.wait_known("a")
+    assert await reader.prefetch(fingerprints) == 20
+    store = pair.agents["b"].store
+    await eventually(lambda: store.occupancy()[0].committed == 20, what="prefetched")
+    into = pair.blocks.room(fingerprints)
+    result = await reader.load(fingerprints, into=into, local_only=True)
+    assert result.count(LoadStatus.HIT_LOCAL) == 20
+    pair.blocks.check(fingerprints, into, result)
+
+
+async def test_lookup_names_peers_when_they_hold_blocks(pair: LocalCluster):
+    fingerprints = pair.blocks.chain(6)
+    writer, reader = await pair.engine("a"), await pair.engine("b")
+    await writer.store(fingerprints.slice(0, 4), pair.blocks.data(fingerprints.slice(0, 4)))
+    await pair.wait_known("a")
+    answer = await reader.lookup(fingerprints, deadline_s=1.0)
+    assert (answer.local, answer.nominated) == (bytes(6), b"\1\1\1\1\0\0")
+    assert answer.directory_reached
+
+
+async def test_small_chunks_arrive_whole_when_a_list_is_split(directory: Path):
+    async with local_cluster(directory, "a", "b", max_chunk_bytes=3 * 4096, max_flight_bytes=4 * 4096) as cluster:
+        fingerprints = cluster.blocks.chain(50)
+        writer, reader = await cluster.engine("a"), await cluster.engine("b")
+        await writer.store(fingerprints, cluster.blocks.data(fingerprints))
+        await cluster.wait_known("a")
+        into = cluster.blocks.room(fingerprints)
+        result = await reader.load(fingerprints, into=into)
+        assert result.count(LoadStatus.HIT_PEER) == 50
+        cluster.blocks.check(fingerprints, into, result)
+
+
+async def test_large_blocks_cross_whole_on_every_plane(directory: Path):
+    namespace = sample_namespace(block_bytes=1 << 20)
+    for transports in TRANSPORTS:
+        async with local_cluster(
+            directory, "a", "b", namespace=namespace, transports=transports, arena_bytes=17 << 20
+        ) as cluster:
+            fingerprints = cluster.blocks.chain(12)
+            writer, reader = await cluster.engine("a"), await cluster.engine("b")
+            assert (await writer.store(fingerprints, list(cluster.blocks.data(fingerprints)))).stored == 12
+            await cluster.wait_known("a")
+            into = cluster.blocks.room(fingerprints)
+            result = await reader.load(fingerprints, into=list(into), deadline_s=10)
+            assert result.count(LoadStatus.HIT_PEER) == 12
+            cluster.blocks.check(fingerprints, into, result)
+            assert cluster.agents["b"].reader._peers.planes_in_use() == {transports[0]: 1}
