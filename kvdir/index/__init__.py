@@ -36,11 +36,14 @@ class BlockSketch(Protocol):
     @property
     def count(self) -> int:
         """Items inserted minus removed."""
+
     @property
     def digest(self) -> bytes:
         """16 bytes, independent of order: equal sets have equal digests."""
+
     def encode(self) -> bytes:
         """Versioned little-endian form: magic, version, cells, count, digest, then the cells."""
+
     def difference(self, other: Packed) -> tuple[bytes, bytes] | None:
         """(only here, only in `other`) as packed 16-byte items, `other` being an encoded sketch of the same size.
 
@@ -60,9 +63,7 @@ class BlockIndex(Protocol):
     ) -> int:
         """Adds the holder to each block; returns how many did not have it before. `sketch` receives exactly those."""
 
-    def remove(
-        self, fingerprints: Packed, width: int, *, scope: int, holder: int, sketch: BlockSketch | None = None
-    ) -> int:
+    def remove(self, fingerprints: Packed, width: int, *, scope: int, holder: int, sketch: BlockSketch | None = None) -> int:
         """Takes the holder from each block; returns how many had it. `sketch` loses exactly those."""
 
     def lookup(
