@@ -50,6 +50,7 @@ from peer_agent.server.tasks import OwnedTasks
 from peer_agent.server.ticker import run_ticker
 from peer_agent.transport.base import Transport
 from peer_agent.transport.registry import PlaneOptions, open_transports
+from peer_agent.transport.tcp import TcpTransport
 from peer_agent.v1 import engine_pb2_grpc, peer_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -348,8 +349,8 @@ class Agent:
         )
 
     def _data_address(self, planes: dict[str, Transport]) -> str:
-        port = getattr(planes.get("tcp"), "port", 0)
-        return join_address(split_address(self.config.data_listen)[0], port) if port else ""
+        tcp = planes.get("tcp")
+        return join_address(split_address(self.config.data_listen)[0], tcp.port) if isinstance(tcp, TcpTransport) else ""
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

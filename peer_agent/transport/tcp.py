@@ -96,6 +96,11 @@ class TcpTransport:
         if self._server is not None:
             self._server.revoke(lock)
 
+    @property
+    def port(self) -> int:
+        """Where the owner's side listens; 0 before `export`."""
+        return self._server.port if self._server is not None else 0
+
     def stats(self) -> dict[str, int]:
         """The owner's counters since `export`; see _native.TcpServer.stats."""
         return self._server.stats() if self._server is not None else {}
