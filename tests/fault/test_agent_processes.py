@@ -1,0 +1,308 @@
+"""Real processes, real signals: agents, engines and the coordinator are killed and stopped in the middle of things.
+
+Whatever happens: every load ends by its deadline, every block counted as hit has the right bytes, and memory comes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from kvdir.client.aio import DirectoryClient
+from kvdir.fingerprint import Fingerprints
+from kvdir.namespace import Namespace
+from peer_agent.client import aio
+from peer_agent.core.effects import LoadStatus
+from peer_agent.demo.processes import Child
+from peer_agent.testing import Blocks, sample_namespace
+from peer_agent.v1 import engine_pb2, engine_pb2_grpc
+
+pytestmark = pytest.mark.slow
+
+READY_S = 20.0
+SLACK_S = 1.0
+"""For a busy machine: beyond its deadline, a load may take this long to be scheduled."""
+
+
+class Cluster:
+    """Processes on free ports; arenas in a directory of their own on shared memory."""
+
+    def __init__(self, directory: Path, namespace: Namespace) -> None:
+        self.directory = directory
+        self.namespace = namespace
+        self.blocks = Blocks(namespace)
+        self.children: dict[str, Child] = {}
+        self.stack = contextlib.AsyncExitStack()
+        fields = json.loads(namespace.canonical())
+        fields.pop("version")
+        self.namespace_file = directory / "namespace.json"
+        self.namespace_file.write_text(json.dumps(fields))
+
+    async def start(self, name: str, *arguments: str) -> Child:
+        child = await Child.start(name, arguments, log=self.directory / f"{name}.log", ready_s=READY_S)
+        self.children[name] = child
+        return child
+
+    async def start_coordinator(self, *, listen: str = "127.0.0.1:0") -> str:
+        child = await self.start(
+            "coordinator", "-m", "kvdir", "serve", "--listen", listen, "--http-listen", "", "--heartbeat-interval-ms", "100",
+            "--output", "json",
+        )  # fmt: skip
+        return str(child.ready["grpc"])
+
+    async def start_agent(self, node: str, coordinator: str, *more: str) -> Child:
+        return await self.start(
+            node, "-m", "peer_agent", "serve", "--node", node, "--namespaces", str(self.namespace_file),
+            "--arena-path", str(self.directory / node), "--coordinators", coordinator, "--listen", "127.0.0.1:0",
+            "--http-listen", "", "--output", "json", "--grace-s", "1", *more,
+        )  # fmt: skip
+
+    async def engine(self, node: str, **options: Any) -> aio.Engine:
+        address = self.children[node].ready["engine"]
+        engine = await aio.connect(address, namespace=self.namespace, engine=f"test-{node}", **options)
+        self.stack.push_async_callback(engine.close)
+        return engine
+
+    async def inventory(self, node: str) -> Any:
+        async with grpc.aio.insecure_channel(self.children[node].ready["engine"]) as channel:
+            answer = await engine_pb2_grpc.EngineStub(channel).Inventory(engine_pb2.InventoryRequest(), timeout=5)
+        return answer.namespaces[0]
+
+    async def wait_inventory(self, node: str, condition, *, within_s: float = 20.0) -> None:
+        until_s = time.monotonic() + within_s
+        while not condition(held := await self.inventory(node)):
+            assert time.monotonic() < until_s, f"{node} never got there: {held}"
+            await asyncio.sleep(0.005)
+
+    async def wait_known(self, coordinator: str, node: str, blocks: int) -> None:
+        """Until the coordinator names `blocks` blocks for the node."""
+        until_s = time.monotonic() + 20
+        async with DirectoryClient(coordinator) as client:
+            while True:
+                with contextlib.suppress(Exception):
+                    for view in await client.nodes():
+                        if view.trust.node == node and sum(item.blocks.value for item in view.holdings) == blocks:
+                            return
+                assert time.monotonic() < until_s, f"the coordinator never knew {blocks} blocks of {node}"
+                await asyncio.sleep(0.02)
+
+    async def close(self) -> None:
+        await self.stack.aclose()
+        for child in self.children.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child.pid, signal.SIGCONT)
+            await child.end(grace_s=3)
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[Cluster]:
+    with tempfile.TemporaryDirectory(prefix="kvdir-test-", dir="/dev/shm") as path:
+        made = Cluster(Path(path), sample_namespace(block_bytes=1 << 20))
+        try:
+            yield made
+        finally:
+            await made.close()
+
+
+async def timed_load(engine: aio.Engine, blocks: Blocks, fingerprints: Fingerprints, *, deadline_s: float):
+    """(result, seconds); asserts that every hit has the right bytes and that the deadline was kept."""
+    into = blocks.room(fingerprints)
+    began_s = time.monotonic()
+    result = await engine.load(fingerprints, into=into, deadline_s=deadline_s)
+    took_s = time.monotonic() - began_s
+    blocks.check(fingerprints, into, result)
+    assert took_s < deadline_s + SLACK_S, f"took {took_s:.2f} s, the deadline was {deadline_s} s"
+    return result, took_s
+
+
+@pytest.mark.parametrize("transports", ["shm", "tcp"])
+async def test_load_ends_with_verified_blocks_when_the_owner_is_killed_in_the_middle(cluster: Cluster, transports: str):
+    coordinator = await cluster.start_coordinator()
+    small_chunks = ("--arena-bytes", "100MiB", "--transports", transports, "--max-chunk-bytes", "1MiB")
+    for node in ("owner", "reader"):
+        await cluster.start_agent(node, coordinator, *small_chunks)
+    fingerprints = cluster.blocks.chain(80)
+    owner, reader = await cluster.engine("owner", deadline_s=10), await cluster.engine("reader")
+    assert (await owner.store(fingerprints, cluster.blocks.data(fingerprints))).stored == 80
+    await cluster.wait_known(coordinator, "owner", 80)
+    load = asyncio.ensure_future(timed_load(reader, cluster.blocks, fingerprints, deadline_s=3.0))
+    await cluster.wait_inventory("reader", lambda held: held.committed + held.reserved > 0 or load.done())
+    await cluster.children["owner"].kill()
+    result, _ = await load
+    assert result.count(LoadStatus.CORRUPT) == 0
+    await cluster.wait_inventory("reader", lambda held: held.quarantined == held.reserved == 0)
+
+    # The same arena path is taken over by the next owner, and reads go on.
+    await cluster.start_agent("owner", coordinator, *small_chunks)
+    again = await cluster.engine("owner", deadline_s=10)
+    fresh = cluster.blocks.chain(5, root="fresh")
+    assert (await again.store(fresh, cluster.blocks.data(fresh))).stored == 5
+    await cluster.wait_known(coordinator, "owner", 5)
+    for _ in range(50):  # the reader's circuit breaker skips the node for a second
+        result, _ = await timed_load(reader, cluster.blocks, fresh, deadline_s=1.0)
+        if result.hits == 5:
+            break
+        await asyncio.sleep(0.05)
+    assert result.hits == 5
+
+
+async def test_blocks_are_late_by_the_deadline_when_the_owner_is_stopped(cluster: Cluster):
+    coordinator = await cluster.start_coordinator()
+    for node in ("owner", "reader"):
+        await cluster.start_agent(node, coordinator, "--arena-bytes", "16MiB", "--transports", "tcp")
+    fingerprints = cluster.blocks.chain(8)
+    owner, reader = await cluster.engine("owner"), await cluster.engine("reader")
+    await owner.store(fingerprints, cluster.blocks.data(fingerprints))
+    await cluster.wait_known(coordinator, "owner", 8)
+    warm, _ = await timed_load(reader, cluster.blocks, fingerprints.slice(0, 1), deadline_s=2)
+    assert warm.hits == 1
+    os.kill(cluster.children["owner"].pid, signal.SIGSTOP)
+    result, took_s = await timed_load(reader, cluster.blocks, fingerprints, deadline_s=0.7)
+    assert result.count(LoadStatus.HIT_LOCAL) == 1
+    assert result.count(LoadStatus.LATE) == 7
+    assert took_s > 0.3
+    # It is skipped now: no second load pays for it.
+    _, took_s = await timed_load(reader, cluster.blocks, fingerprints, deadline_s=0.7)
+    assert took_s < 0.6
+    os.kill(cluster.children["owner"].pid, signal.SIGCONT)
+    for _ in range(100):
+        result, _ = await timed_load(reader, cluster.blocks, fingerprints, deadline_s=1.0)
+        if result.hits == 8:
+            break
+        await asyncio.sleep(0.05)
+    assert result.hits == 8
+
+
+async def test_agents_restate_what_they_hold_when_the_coordinator_was_killed(cluster: Cluster):
+    coordinator = await cluster.start_coordinator()
+    for node in ("owner", "reader"):
+        await cluster.start_agent(node, coordinator, "--arena-bytes", "16MiB")
+    fingerprints = cluster.blocks.chain(8)
+    owner, reader = await cluster.engine("owner"), await cluster.engine("reader")
+    await owner.store(fingerprints, cluster.blocks.data(fingerprints))
+    await cluster.wait_known(coordinator, "owner", 8)
+    await cluster.children["coordinator"].kill()
+    result, _ = await timed_load(reader, cluster.blocks, fingerprints, deadline_s=0.5)
+    assert (result.hits, result.directory_reached) == (0, False)
+    assert (await owner.load(fingerprints, into=cluster.blocks.room(fingerprints))).hits == 8, "local service goes on"
+    await cluster.start_coordinator(listen=coordinator)
+    await cluster.wait_known(coordinator, "owner", 8)
+    until_s = time.monotonic() + 15
+    while result.hits < 8 and time.monotonic() < until_s:
+        result, _ = await timed_load(reader, cluster.blocks, fingerprints, deadline_s=1.0)
+    assert result.hits == 8
+
+
+ENGINE = """
+import sys, asyncio, json
+from kvdir.namespace import Namespace
+from peer_agent.client import aio
+from peer_agent.testing import Blocks
+async def main():
+    fields = json.loads(open(sys.argv[1]).read())
+    namespace = Namespace.create(**fields)
+    engine = await aio.connect(sys.argv[2], namespace=namespace, engine="doomed")
+    attachment = engine._session()
+    request = attachment.reserve_request(Blocks(namespace).chain(6), lease_s=float(sys.argv[3]))
+    reserved = await engine._rpc("Reserve", request, asyncio.get_running_loop().time() + 5)
+    print("reserved", flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+    memory = Blocks(namespace).data(Blocks(namespace).chain(6))
+    from peer_agent.client.buffers import memory_of
+    commit = attachment.write(reserved, memory_of(memory, count=6, block_bytes=namespace.block_bytes, writable=False))
+    answer = await engine._rpc("Commit", commit, asyncio.get_running_loop().time() + 5)
+    print("committed", answer.committed, flush=True)
+asyncio.run(main())
+"""
+
+
+@contextlib.contextmanager
+def doomed_engine(cluster: Cluster, lease_s: float):
+    """An engine in a process of its own that has reserved 6 slots and waits for a line before it writes and commits."""
+    arguments = [str(cluster.namespace_file), str(cluster.children["owner"].ready["engine"]), str(lease_s)]
+    command = [sys.executable, "-c", ENGINE, *arguments]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as engine:
+        assert engine.stdout is not None
+        assert engine.stdout.readline() == "reserved\n"
+        try:
+            yield engine
+        finally:
+            engine.kill()
+
+
+async def test_slots_come_back_when_an_engine_is_killed_between_reserve_and_commit(cluster: Cluster):
+    await cluster.start_agent("owner", "127.0.0.1:1", "--arena-bytes", "8MiB")
+    with doomed_engine(cluster, 30.0) as engine:
+        await cluster.wait_inventory("owner", lambda held: held.reserved == 6)
+        engine.kill()
+        await cluster.wait_inventory("owner", lambda held: held.reserved == held.quarantined == 0)
+    assert (await cluster.inventory("owner")).committed == 0
+
+
+async def test_slots_of_a_stopped_engine_are_not_reused_until_it_has_finished(cluster: Cluster):
+    await cluster.start_agent("owner", "127.0.0.1:1", "--arena-bytes", "8MiB")
+    with doomed_engine(cluster, 0.1) as stopped:
+        os.kill(stopped.pid, signal.SIGSTOP)
+        await cluster.wait_inventory("owner", lambda held: held.quarantined == 6)
+        engine = await cluster.engine("owner")
+        others = cluster.blocks.chain(6, root="others")
+        assert (await engine.store(others, cluster.blocks.data(others))).stored == 1, "7 slots, 6 of them unusable"
+        os.kill(stopped.pid, signal.SIGCONT)
+        assert stopped.stdin is not None
+        assert stopped.stdout is not None
+        stopped.stdin.write("\n")
+        stopped.stdin.flush()
+        assert await asyncio.to_thread(stopped.stdout.readline) == "committed 0\n"
+        await cluster.wait_inventory("owner", lambda held: held.quarantined == 0)
+        assert (await engine.store(others, cluster.blocks.data(others))).stored == 5
+        result, _ = await timed_load(engine, cluster.blocks, others, deadline_s=2)
+        assert result.hits == 6
+
+
+def run_agent(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "peer_agent", "serve", "--http-listen", "", "--listen", "127.0.0.1:0", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+
+
+async def test_start_is_refused_with_exit_3_when_shared_memory_is_too_small(cluster: Cluster):
+    stats = os.statvfs("/dev/shm")
+    too_much = str(stats.f_blocks * stats.f_frsize + (1 << 30))
+    common = ("--namespaces", str(cluster.namespace_file), "--arena-path", str(cluster.directory / "big"))
+    for more in ((), ("--dry-run",)):
+        ended = await asyncio.to_thread(run_agent, *common, "--arena-bytes", too_much, *more)
+        assert ended.returncode == 3
+        assert "bytes are free in" in ended.stderr
+        assert not (cluster.directory / "big").exists()
+
+
+async def test_start_lists_every_fault_at_once_when_the_config_is_wrong(cluster: Cluster):
+    file = cluster.directory / "agent.toml"
+    file.write_text('arena_byte = 5\nlog_level = "loud"\nmax_locks = -1\n')
+    ended = await asyncio.to_thread(run_agent, "--config", str(file), "--event-loss", "x")
+    assert ended.returncode == 3
+    for words in ("unknown key 'arena_byte'; did you mean 'arena_bytes'?", "event-loss", "'x' is not a number"):
+        assert words in ended.stderr
+    ended = await asyncio.to_thread(run_agent, "--log-level", "loud", "--max-locks", "-1", "--transports", "rdma")
+    assert ended.returncode == 3
+    for words in ("'loud' is not one of", "max_locks: must be positive", "namespaces: at least one", "transports: rdma"):
+        assert words in ended.stderr
+
+
+async def test_sigterm_ends_with_0_and_leaves_nothing_behind(cluster: Cluster):
+    child = await cluster.start_agent("owner", "127.0.0.1:1", "--arena-bytes", "8MiB")
+    await cluster.engine("owner")
+    assert await child.end(grace_s=10) == 0
+    assert not [name for name in os.listdir(cluster.directory) if name.startswith("owner") and not name.endswith(".log")]
