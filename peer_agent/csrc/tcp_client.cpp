@@ -17,6 +17,8 @@ namespace {
 // One recvmsg takes at most this much, so that it is hashed while still in the cache.
 constexpr size_t kReceiveBytes = 256 << 10;
 constexpr size_t kIovMax = 64;
+constexpr const char* kNoHello =
+    "the peer closed the connection without a hello: too many connections there, or no kvdir tcp data plane";
 
 bool would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK; }
 
@@ -29,9 +31,11 @@ void receive_all(int fd, void* into, size_t bytes, uint64_t deadline_ns) {
             at += got;
             bytes -= static_cast<size_t>(got);
         } else if (got == 0) {
-            throw std::runtime_error("the peer closed the connection without a hello: too many connections there, or no kvdir tcp data plane");
+            throw std::runtime_error(kNoHello);
         } else if (would_block(errno)) {
-            if (!wait_for(fd, POLLIN, deadline_ns)) throw std::runtime_error("the peer accepted the connection but said no hello in time");
+            if (!wait_for(fd, POLLIN, deadline_ns)) throw std::runtime_error("the peer took the connection but said no hello in time");
+        } else if (errno == ECONNRESET) {
+            throw std::runtime_error(kNoHello);
         } else if (errno != EINTR) {
             throw std::runtime_error("connection lost before the peer's hello: " + error_text(errno));
         }

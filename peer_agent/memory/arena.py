@@ -211,7 +211,10 @@ def _mark_closed(path: str, fd: int) -> None:
 
 def _new_file(path: str, size: int, *, prefault: bool) -> tuple[int, mmap.mmap]:
     directory = os.path.dirname(path) or "."
-    stats = os.statvfs(directory)
+    try:
+        stats = os.statvfs(directory)
+    except OSError as error:
+        raise ArenaError(f"no arena in {directory}: {error.strerror}; create it or choose another arena path") from error
     free = stats.f_bavail * stats.f_frsize
     if size > free:
         raise ArenaTooLarge(_no_room(directory, size, free))
