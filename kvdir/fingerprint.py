@@ -67,5 +67,10 @@ class Fingerprints:
         return Fingerprints(self.packed[start * self.width : (start + count) * self.width], self.width)
 
     def select(self, positions: Iterable[int]) -> Fingerprints:
-        """The given positions, in the given order."""
-        return Fingerprints(b"".join(self[position] for position in positions), self.width)
+        """The given positions, in the given order. IndexError if one does not exist."""
+        packed, width = self.packed, self.width
+        parts = [packed[position * width : (position + 1) * width] for position in positions]
+        chosen = b"".join(parts)
+        if len(chosen) != width * len(parts):
+            raise IndexError(f"a position is outside 0..{len(self) - 1}")
+        return Fingerprints(chosen, width)

@@ -106,7 +106,7 @@ def view(figures: dict[str, Any]) -> object:
         ("figures trusted", f"{figures['views_trusted']} of {figures['views_total']}"),
         ("directory", _agreement(figures)),
     ]
-    return stack(table(["", "blocks #", "share #"], counts, title=head), facts(rest))
+    return stack(head, table(["", "blocks #", "share #"], counts), facts(rest))
 
 
 def _agreement(figures: dict[str, Any]) -> str:

@@ -60,7 +60,11 @@ class Tally:
 
 
 class Workload:
-    """Runs requests against one engine client a node. `actions`: awaited by the request of that number before it begins."""
+    """Runs requests against one engine client a node. `actions`: awaited by the request of that number before it begins.
+
+    compute_s: how long recomputing one block takes. Without it a node whose agent is dead would be the fastest of all, and
+    draw every request.
+    """
 
     def __init__(
         self,
@@ -71,6 +75,7 @@ class Workload:
         without_peers: WithoutPeers,
         deadline_s: float,
         in_flight: int,
+        compute_s: float = 0.0,
         actions: Mapping[int, Action] | None = None,
         progress: Callable[[], None] = lambda: None,
     ) -> None:
@@ -80,6 +85,7 @@ class Workload:
         self._without_peers = without_peers
         self._deadline_s = deadline_s
         self._in_flight = in_flight
+        self._compute_s = compute_s
         self._actions = dict(actions or {})
         self._progress = progress
         self._outstanding_blocks = [0.0] * len(engines)
@@ -122,6 +128,7 @@ class Workload:
         result = await engine.load(fingerprints, into=buffer, deadline_s=self._deadline_s)
         self.tally.load_us.append((time.perf_counter_ns() - started) // 1000)
         missing = self._check(fingerprints, buffer, result)
+        await asyncio.sleep(len(missing) * self._compute_s)
         for position in missing:
             self._content.fill(fingerprints[position], buffer[position])
         if missing:

@@ -117,7 +117,7 @@ class Agent:
         served = read_namespaces(config.namespaces)
         plan = plan_arena(served, config.arena_bytes)
         self.capacity = capacity_document(plan)
-        arena = Arena.create(config.arena_file, plan.size_classes, epoch=self.epoch)
+        arena = Arena.create(config.arena_file, plan.size_classes, epoch=self.epoch, prefault=config.prefault)
         self._stack.callback(arena.close)
         outbox = OwnerOutbox(max_events=config.queue_events, max_bytes=config.ring_bytes)
         self.store = self._build_store(arena, {item.namespace.digest: item.namespace for item in served}, outbox)

@@ -27,6 +27,7 @@ class AgentConfig:
         (), "Files (TOML or JSON) that each describe one namespace to serve.", metavar="FILES"
     )
     arena_bytes: int = setting(1 << 30, "Memory for blocks. It is taken at start, and refused if it does not fit.")
+    prefault: bool = setting(True, "Map every page at start (seconds per 10 GiB) instead of at its first use.")
     arena_path: str = setting("", "File of the arena, on a memory file system. Empty: /dev/shm/kvdir-NODE.", metavar="PATH")
     coordinators: tuple[str, ...] = setting(
         (), "Coordinators to publish to and ask, all of them. None: this node shares nothing.", metavar="HOST:PORT,..."

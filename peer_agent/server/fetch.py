@@ -10,13 +10,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from peer_agent.core.budget import chunks
-from peer_agent.core.effects import BLOCK_RECORD_BYTES, BlockState, LoadStatus, Reserved
+from peer_agent.core.effects import BlockState, LoadStatus, Reserved
 from peer_agent.core.inventory import AGENT
 from peer_agent.core.plan import Ask
+from peer_agent.core.records import BLOCK_RECORD
 from peer_agent.server.load import Load, ReaderCounters
 from peer_agent.server.peers import LockAnswer, Peer, Peers
 from peer_agent.server.store import Store
@@ -35,12 +37,25 @@ OUTCOMES = {
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """An owner's answer to an ask: records (BLOCK_RECORD) by position of the load, readable under `answer.lock`."""
+    """An owner's answer to an ask, readable under `answer.lock`. records: BLOCK_RECORD by position of the load."""
 
     ask: Ask
     peer: Peer
     answer: LockAnswer
-    records: dict[int, np.void]
+    records: np.ndarray[Any, Any]
+
+    @classmethod
+    def of(cls, ask: Ask, peer: Peer, answer: LockAnswer, *, count: int) -> Source:
+        """count: blocks of the whole load."""
+        records = np.zeros(count, BLOCK_RECORD)
+        records[list(ask.positions)] = np.frombuffer(answer.records, BLOCK_RECORD)
+        return cls(ask, peer, answer, records)
+
+    @property
+    def held(self) -> list[int]:
+        """Positions that the owner says it holds."""
+        found: list[int] = np.flatnonzero(self.records["state"] == 1).tolist()
+        return found
 
 
 class Fetcher:
@@ -63,10 +78,13 @@ class Fetcher:
         self._max_chunk_bytes = max_chunk_bytes
         self._max_read_bytes = max_read_bytes
 
-    async def fetch(self, load: Load, source: Source, held: Sequence[int]) -> None:
-        """Reads the positions `held` by the owner, chunk by chunk, until the deadline."""
-        whole = [position for position in held if source.records[position]["length"] == load.block_bytes]
-        load.plan.read(source.ask, dict.fromkeys(set(held) - set(whole), LoadStatus.CORRUPT))
+    async def fetch(self, load: Load, source: Source) -> None:
+        """Reads what the owner holds, chunk by chunk, until the deadline."""
+        held = source.held
+        right = source.records["length"] == load.block_bytes
+        whole = [position for position in held if right[position]]
+        if len(whole) < len(held):
+            load.plan.read(source.ask, dict.fromkeys(set(held) - set(whole), LoadStatus.CORRUPT))
         room_blocks = max(0, self._max_read_bytes - load.peer_bytes) // load.block_bytes
         for part in chunks(min(len(whole), room_blocks), block_bytes=load.block_bytes, chunk_bytes=self._max_chunk_bytes):
             late = load.until_s <= self._clock()
@@ -91,7 +109,7 @@ class Fetcher:
             namespace_digest=load.namespace_digest,
             fingerprints=chosen.packed,
             width=chosen.width,
-            records=b"".join(source.records[position].tobytes() for position in positions),
+            records=source.records[positions].tobytes(),
             destinations=reserved.offsets,
         )
         settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -128,7 +146,7 @@ class Fetcher:
                 reserved.reservation,
                 session=AGENT,
                 positions=[reserved.positions[at] for at in arrived],
-                checksums=b"".join(source.records[positions[at]]["checksum"].tobytes() for at in arrived),
+                checksums=source.records["checksum"][[positions[at] for at in arrived]].tobytes(),
             )
             load.peer_bytes += len(arrived) * load.block_bytes
         if len(arrived) < len(statuses):
@@ -140,9 +158,11 @@ class Fetcher:
 
     def _sort_out(self, load: Load, ask: Ask, positions: Sequence[int], states: bytes) -> None:
         """Blocks for which we got no slot: here by now, being written by somebody, or no room."""
+        if states.count(BlockState.RESERVED) == len(states):
+            return
         here = []
         for position, state in zip(positions, states, strict=True):
-            match BlockState(state):
+            match state:
                 case BlockState.PRESENT:
                     here.append(position)
                 case BlockState.BUSY:
@@ -157,15 +177,13 @@ class Fetcher:
         wanted = load.fingerprints.select(chosen)
         if load.session == AGENT or not self._store.is_attached(load.session):
             here = self._store.present(load.namespace_digest, wanted)
-            load.plan.hold((position for position, flag in zip(chosen, here, strict=True) if flag), status)
+            load.plan.hold([position for position, flag in zip(chosen, here, strict=True) if flag], status)
             return
         locked = self._store.lock(load.namespace_digest, wanted, session=load.session, lease_s=load.lease_s, lock=load.lock)
         if locked.lock:
             load.lock, load.lock_expires_s = locked.lock, locked.expires_s
-        hits = []
-        for at, position in enumerate(chosen):
-            record = locked.records[BLOCK_RECORD_BYTES * at : BLOCK_RECORD_BYTES * (at + 1)]
-            if any(record):
-                load.records[BLOCK_RECORD_BYTES * position : BLOCK_RECORD_BYTES * (position + 1)] = record
-                hits.append(position)
-        load.plan.hold(hits, status)
+        found = np.frombuffer(locked.records, BLOCK_RECORD)
+        here = np.flatnonzero(found["state"] == 1)
+        hits = np.array(chosen, np.intp)[here]
+        np.frombuffer(load.records, BLOCK_RECORD)[hits] = found[here]
+        load.plan.hold(hits.tolist(), status)

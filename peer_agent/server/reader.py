@@ -19,14 +19,11 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-import numpy as np
-
 from kvdir.errors import KvdirError
 from kvdir.fingerprint import Fingerprints
 from kvdir.obs.logs import say
 from peer_agent.core.effects import BLOCK_RECORD_BYTES, LoadStatus
 from peer_agent.core.plan import Ask, Claim, ReadPlan
-from peer_agent.core.records import BLOCK_RECORD
 from peer_agent.server.fetch import Fetcher, Source
 from peer_agent.server.load import Directory, Load, ReaderCounters
 from peer_agent.server.peers import LockAnswer, Peer, PeerFailure, Peers
@@ -146,15 +143,13 @@ class Reader:
             return
         finally:
             load.lock_s += self._clock() - began_s
-        records = np.frombuffer(answer.records, BLOCK_RECORD)
-        held = [ask.positions[at] for at in np.flatnonzero(records["state"] == 1)]
-        stale = load.plan.answered(ask, held)
+        source = Source.of(ask, peer, answer, count=len(load.fingerprints))
+        stale = load.plan.answered(ask, source.held)
         if stale:
             self._report_stale(load, peer, answer, stale)
         if answer.lock:
             began_s = self._clock()
-            source = Source(ask, peer, answer, dict(zip(ask.positions, records, strict=True)))
-            await self._fetcher.fetch(load, source, held)
+            await self._fetcher.fetch(load, source)
             load.read_s += self._clock() - began_s
             if peer.unlock_soon(answer.lock):
                 self._tasks.start(peer.flush_unlocks(), name="unlock")
