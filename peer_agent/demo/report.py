@@ -95,9 +95,8 @@ def view(figures: dict[str, Any]) -> object:
         f"{figures['requests']:,} requests on {figures['nodes']} nodes of {figures['blocks_per_node']:,} blocks of "
         f"{show_bytes(figures['block_bytes'])}, {figures['seconds']:.1f} s"
     )
-    without = f"{figures['hit_ratio_without_peers']:.1%} without peers"
     rest = [
-        ("hit ratio", f"{figures['hit_ratio']:.1%} of the blocks were not recomputed; {without}"),
+        ("hit ratio", f"{figures['hit_ratio']:.1%}, without peers {figures['hit_ratio_without_peers']:.1%}"),
         ("moved between nodes", show_bytes(figures["peer_bytes"])),
         ("lookup p50 / p99", f"{figures['lookup_p50_us']:,} / {figures['lookup_p99_us']:,} us of {figures['lookups']:,}"),
         ("load p50 / p99", f"{figures['load_p50_us']:,} / {figures['load_p99_us']:,} us a request"),

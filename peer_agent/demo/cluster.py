@@ -1,0 +1,172 @@
+"""The demo's cluster: a coordinator and agents as real processes on free loopback ports, arenas in a directory of its own.
+
+Rules: everything it made is gone when the block ends, however it ends: processes by their pid, arenas with their directory.
+What a killed demo left behind in shared memory is removed by the next one (the directory's name carries the pid). Memory
+is checked before anything is started. Does not: send requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvdir.config import show_bytes
+from kvdir.errors import NoSpace
+from kvdir.namespace import Namespace
+from peer_agent.demo.processes import Child
+from peer_agent.memory.layout import SUPERBLOCK_BYTES, stride_bytes
+
+SHARED_MEMORY = Path("/dev/shm")
+DIRECTORY_NAME = re.compile(r"kvdir-demo-(\d+)-\w+")
+READY_S = 60.0
+GRACE_S = 5.0
+SPARE_BYTES = 64 * 2**20  # left free for everybody else on the machine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterPlan:
+    """loss: share of event batches the agents drop on purpose. transports: data planes, best first."""
+
+    namespace: Namespace
+    nodes: int
+    blocks_per_node: int
+    loss: float = 0.0
+    transports: tuple[str, ...] = ("shm", "tcp")
+
+    @property
+    def arena_bytes(self) -> int:
+        """Of one node: superblock, and a slot with its header for every block."""
+        return SUPERBLOCK_BYTES + self.blocks_per_node * stride_bytes(self.namespace.block_bytes)
+
+
+class DemoCluster:
+    """Use `demo_cluster`. agents: by node number; a killed one is replaced by `restart`."""
+
+    def __init__(self, plan: ClusterPlan, *, work: Path, arenas: Path) -> None:
+        self.plan = plan
+        self.agents: list[Child] = []
+        self.coordinator: Child | None = None
+        self._work = work
+        self._arenas = arenas
+        self._children: list[Child] = []
+
+    @property
+    def coordinator_address(self) -> str:
+        assert self.coordinator is not None
+        return str(self.coordinator.ready["grpc"])
+
+    def engine_address(self, node: int) -> str:
+        """Where engines attach; the same before and after a restart."""
+        return f"unix:{self._arenas}/node-{node}.sock"
+
+    def blocks_per_node(self, node: int) -> int:
+        """Slots the node's arena really has."""
+        return int(self.agents[node].ready["capacity"]["classes"][0]["slots"])
+
+    async def start(self) -> None:
+        """Returns when everything is ready. CommandFailed with the log of what is not."""
+        fields = json.loads(self.plan.namespace.canonical())
+        del fields["version"]
+        self._namespace_file.write_text(json.dumps(fields, indent=2))
+        arguments = ["-m", "kvdir", "serve", "--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0", "--output", "json"]
+        self.coordinator = await self._start("coordinator", arguments)
+        self.agents = await _all(self._start_agent(node) for node in range(self.plan.nodes))
+
+    async def kill(self, node: int) -> None:
+        """SIGKILL, without warning."""
+        await self.agents[node].kill()
+
+    async def restart(self, node: int) -> None:
+        """Starts a killed agent again, under its old name and arena path."""
+        self.agents[node] = await self._start_agent(node)
+
+    async def stop(self) -> None:
+        """Ends every process that was started: agents first, so that they can say goodbye."""
+        agents = [child for child in self._children if child is not self.coordinator]
+        await asyncio.gather(*(child.end(grace_s=GRACE_S) for child in agents))
+        if self.coordinator is not None:
+            await self.coordinator.end(grace_s=GRACE_S)
+
+    @property
+    def _namespace_file(self) -> Path:
+        return self._work / "namespace.json"
+
+    async def _start(self, name: str, arguments: list[str]) -> Child:
+        child = await Child.start(name, arguments, log=self._work / f"{name}.log", ready_s=READY_S)
+        self._children.append(child)
+        return child
+
+    async def _start_agent(self, node: int) -> Child:
+        settings = {
+            "node": f"node-{node}",
+            "namespaces": str(self._namespace_file),
+            "arena-path": str(self._arenas / f"node-{node}"),
+            "arena-bytes": str(self.plan.arena_bytes),
+            "engine-listen": self.engine_address(node),
+            "coordinators": self.coordinator_address,
+            "listen": "127.0.0.1:0",
+            "data-listen": "127.0.0.1:0",
+            "http-listen": "127.0.0.1:0",
+            "event-loss": str(self.plan.loss),
+            "transports": ",".join(self.plan.transports),
+        }
+        flags = [part for name, value in settings.items() for part in (f"--{name}", value)]
+        return await self._start(f"node-{node}", ["-m", "peer_agent", "serve", "--output", "json", *flags])
+
+
+@contextlib.asynccontextmanager
+async def demo_cluster(plan: ClusterPlan) -> AsyncIterator[DemoCluster]:
+    """A running cluster. NoSpace before anything is started, if the arenas cannot fit."""
+    remove_leftovers()
+    refuse_without_room(plan)
+    with (
+        tempfile.TemporaryDirectory(prefix="kvdir-demo-") as work,
+        tempfile.TemporaryDirectory(prefix=f"kvdir-demo-{os.getpid()}-", dir=SHARED_MEMORY) as arenas,
+    ):
+        cluster = DemoCluster(plan, work=Path(work), arenas=Path(arenas))
+        try:
+            await cluster.start()
+            yield cluster
+        finally:
+            await cluster.stop()
+
+
+def refuse_without_room(plan: ClusterPlan, *, free_bytes: int | None = None) -> None:
+    """Raises NoSpace, with what would fit, when the arenas of all nodes exceed the free shared memory."""
+    if free_bytes is None:
+        free_bytes = shutil.disk_usage(SHARED_MEMORY).free
+    needed = plan.nodes * plan.arena_bytes
+    if needed + SPARE_BYTES <= free_bytes:
+        return
+    stride = stride_bytes(plan.namespace.block_bytes)
+    fits = max(0, ((free_bytes - SPARE_BYTES) // plan.nodes - SUPERBLOCK_BYTES) // stride)
+    raise NoSpace(
+        f"{plan.nodes} arenas of {show_bytes(plan.arena_bytes)} need {show_bytes(needed)}, but {SHARED_MEMORY} has "
+        f"{show_bytes(free_bytes)} free: say --blocks-per-node {fits} or less, fewer --nodes, or smaller --block-bytes; "
+        "in a container, enlarge it (docker: --shm-size)"
+    )
+
+
+def remove_leftovers(directory: Path = SHARED_MEMORY) -> None:
+    """Removes arenas of demos whose process no longer exists; those of others are left alone."""
+    for path in directory.glob("kvdir-demo-*"):
+        match = DIRECTORY_NAME.fullmatch(path.name)
+        if match and path.stat().st_uid == os.getuid() and not Path(f"/proc/{match[1]}").exists():
+            shutil.rmtree(path, ignore_errors=True)
+
+
+async def _all(starting: Iterable[Awaitable[Child]]) -> list[Child]:
+    """Waits for every one, also when some fail, so that none is left behind; then raises the first failure."""
+    results = await asyncio.gather(*starting, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in results if isinstance(result, Child)]

@@ -1,0 +1,121 @@
+"""`kvdir demo`: the command line of the demo. Light to import: `kvdir --help` loads it for its first line."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kvdir.cli.output import CommandFailed, emit, note, output_option, progress_bar, progress_option
+
+SHIPPED = "conversation_1000.jsonl.gz"
+
+
+class Size(click.ParamType[int]):
+    """Bytes as 4096, 128KiB or 1.5MiB."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        from kvdir.config import parse_bytes
+
+        if isinstance(value, int):
+            return value
+        try:
+            return parse_bytes(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+@click.command(short_help="Real agents move real bytes for a real trace.")
+@click.option(
+    "--trace",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Trace in Mooncake format, .jsonl or .jsonl.gz.  [default: 1,000 requests of its conversation trace]",
+)
+@click.option("--requests", type=click.IntRange(min=1), default=1000, show_default=True, help="Only the first N requests.")
+@click.option("--nodes", type=click.IntRange(1, 64), default=4, show_default=True, help="Agents, one process each.")
+@click.option("--block-bytes", type=Size(), default="128KiB", show_default=True, help="Bytes stored for one trace block.")
+@click.option(
+    "--blocks-per-node", type=click.IntRange(min=1), default=2000, show_default=True, help="Memory of an agent, in blocks."
+)
+@click.option(
+    "--loss",
+    type=click.FloatRange(0, 1, max_open=True),
+    default=0.0,
+    show_default=True,
+    help="Share of event batches the agents drop.",
+)
+@click.option("--kill", is_flag=True, help="SIGKILL an agent half way and start it again.")
+@click.option(
+    "--deadline-s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=2.0,
+    show_default=True,
+    help="Longest a load may take; what is late is recomputed.",
+)
+@click.option(
+    "--compute-ms",
+    type=click.FloatRange(min=0),
+    default=2.0,
+    show_default=True,
+    help='How long "recomputing" a block takes; a GPU needs more for 512 tokens of a large model.',
+)
+@click.option(
+    "--transport",
+    "transports",
+    type=click.Choice(["shm", "tcp"]),
+    multiple=True,
+    help="Data planes to use, best first.  [default: shm, tcp]",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the routing.")
+@output_option
+@progress_option
+def demo(
+    trace: Path | None, requests: int, kill: bool, transports: tuple[str, ...], output: str, progress: bool | None, **rest: Any
+) -> None:
+    """A coordinator and four agents, real processes on loopback, move real bytes for a real trace.
+
+    Every request goes to the less busy of two nodes; the node loads what it or a peer has, every byte is checked against what
+    its fingerprint says it must be, and the rest is "recomputed" (made) and stored. At the end: how many blocks were
+    saved, with and without peers. Nothing outlives the command: processes, ports and memory are its own.
+
+    \b
+    Examples:
+      kvdir demo
+      kvdir demo --loss 0.2 --kill           lost events, a crashed agent: slower, never wrong
+      kvdir demo --trace full.jsonl --requests 5000 --nodes 8 --output json
+
+    Exit code 1 if a byte was wrong or a request failed.
+    """
+    # Children are started while gRPC runs; they exec at once, so its fork handlers (and their warning) have nothing to do.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    from peer_agent.demo.report import view
+    from peer_agent.demo.run import DemoOptions, run_demo
+
+    blocks = read_requests(trace, requests)
+    kill_at = len(blocks) // 2 if kill else None
+    options = DemoOptions(kill_at=kill_at, transports=transports or ("shm", "tcp"), **rest)
+    with progress_bar("starting", len(blocks), show=progress) as advance:
+        figures = run_demo(options, blocks, progress=lambda: advance(1, "requests"))
+    emit(figures, lambda: view(figures), output=output)
+    for failure in figures["failures"]:
+        note(failure)
+    if figures["corrupt"] or figures["failed_requests"]:
+        raise CommandFailed(
+            f"{figures['corrupt']} corrupt blocks, {figures['failed_requests']} failed requests: both must be 0, report it"
+        )
+
+
+def read_requests(trace: Path | None, limit: int) -> list[Any]:
+    """The requests to serve, read before anything is started so that a bad trace costs nothing."""
+    from importlib import resources
+
+    from kvdir.testing.trace import read_trace
+
+    if trace is not None:
+        return list(read_trace(trace, limit=limit))
+    with resources.as_file(resources.files("peer_agent.demo") / SHIPPED) as path:
+        return list(read_trace(path, limit=limit))

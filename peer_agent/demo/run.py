@@ -1,0 +1,136 @@
+"""One run of the demo from start to figures; command.py is the command line in front of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import signal
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import uvloop
+
+from kvdir.cli.output import CommandFailed
+from kvdir.testing.routing import Policy, Router
+from kvdir.testing.simulate import trace_namespace
+from kvdir.testing.trace import Request
+from peer_agent.client import aio
+from peer_agent.demo import report
+from peer_agent.demo.baseline import WithoutPeers
+from peer_agent.demo.cluster import ClusterPlan, DemoCluster, demo_cluster
+from peer_agent.demo.content import Content
+from peer_agent.demo.settle import settle
+from peer_agent.demo.workload import Tally, Workload
+
+REQUESTS_PER_NODE = 2
+SETTLE_S = 15.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoOptions:
+    """What the command line says. kill_at: number of the request before which an agent is killed; None: none is."""
+
+    nodes: int
+    block_bytes: int
+    blocks_per_node: int
+    loss: float
+    kill_at: int | None
+    deadline_s: float
+    compute_ms: float
+    seed: int
+    transports: tuple[str, ...] = ("shm", "tcp")
+
+
+def run_demo(
+    options: DemoOptions,
+    requests: Iterable[Request],
+    *,
+    progress: Callable[[], None] = lambda: None,
+    ready: Callable[[DemoCluster], None] = lambda cluster: None,
+) -> dict[str, Any]:
+    """Runs it on an event loop of its own; SIGTERM ends it as Ctrl-C does, with everything cleaned up."""
+
+    async def main() -> dict[str, Any]:
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        return await demo(options, requests, progress=progress, ready=ready)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        try:
+            return runner.run(main())
+        except asyncio.CancelledError:
+            raise CommandFailed("stopped by SIGTERM; processes and arenas are gone") from None
+
+
+async def demo(
+    options: DemoOptions,
+    requests: Iterable[Request],
+    *,
+    progress: Callable[[], None] = lambda: None,
+    ready: Callable[[DemoCluster], None] = lambda cluster: None,
+) -> dict[str, Any]:
+    """The figures (report.document). `ready` is called once the cluster runs and before the first request."""
+    namespace = trace_namespace(block_bytes=options.block_bytes)
+    plan = ClusterPlan(
+        namespace=namespace,
+        nodes=options.nodes,
+        blocks_per_node=options.blocks_per_node,
+        loss=options.loss,
+        transports=options.transports,
+    )
+    async with demo_cluster(plan) as cluster, contextlib.AsyncExitStack() as stack:
+        engines = []
+        for node in range(plan.nodes):
+            engine = await aio.connect(cluster.engine_address(node), namespace=namespace, engine=f"demo-{node}")
+            stack.push_async_callback(engine.close)
+            engines.append(engine)
+        ready(cluster)
+        without_peers = WithoutPeers(nodes=plan.nodes, blocks_per_node=cluster.blocks_per_node(0))
+        began_s = time.monotonic()
+        tally = await _serve(cluster, engines, requests, options, without_peers, progress)
+        seconds = time.monotonic() - began_s
+        settled = await settle(cluster, within_s=SETTLE_S)
+    run = report.Run(
+        nodes=plan.nodes,
+        block_bytes=options.block_bytes,
+        blocks_per_node=cluster.blocks_per_node(0),
+        loss=options.loss,
+        killed=options.kill_at is not None,
+        seconds=seconds,
+        hit_ratio_without_peers=without_peers.hit_ratio,
+    )
+    return report.document(run, tally, settled)
+
+
+async def _serve(
+    cluster: DemoCluster,
+    engines: list[aio.Engine],
+    requests: Iterable[Request],
+    options: DemoOptions,
+    without_peers: WithoutPeers,
+    progress: Callable[[], None],
+) -> Tally:
+    victim = cluster.plan.nodes - 1
+    async with asyncio.TaskGroup() as restarting:
+
+        async def kill() -> None:
+            await cluster.kill(victim)
+            without_peers.lose(victim)
+            restarting.create_task(cluster.restart(victim))
+
+        workload = Workload(
+            engines,
+            router=Router(Policy.P2C, nodes=cluster.plan.nodes, rng=random.Random(options.seed)),
+            content=Content(options.block_bytes),
+            without_peers=without_peers,
+            deadline_s=options.deadline_s,
+            compute_s=options.compute_ms / 1000,
+            in_flight=REQUESTS_PER_NODE * cluster.plan.nodes,
+            actions={options.kill_at: kill} if options.kill_at is not None else {},
+            progress=progress,
+        )
+        return await workload.run(requests)
