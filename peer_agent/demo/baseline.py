@@ -1,10 +1,9 @@
 """The same run without peers: what the nodes' own memory alone would have hit.
 
-How, honestly: every request is counted against a model of its node, an LRU of the arena's capacity, in the order in which the
-real run began the requests and with the routing decisions of the real run. A restarted agent's model is emptied when the
-real agent was killed. It is a model, not a second run: after a request its blocks are on its node either way (read from
-a peer or recomputed), so the local contents are those of the real run up to the order within and between requests that
-are in flight together.
+How, honestly: every request of the real run is also counted against a model of its node, an LRU of the arena's capacity: its
+hits when it begins, its blocks when it ends, so routing and concurrency are those of the real run. The model of a killed
+agent is emptied. It is a model, not a second run: after a request its blocks are on its node either way (read from a peer
+or recomputed), so the local contents are those of the real run up to the order inside a request.
 """
 
 from __future__ import annotations
@@ -22,13 +21,15 @@ class WithoutPeers:
         self.blocks = 0
         self.hits = 0
 
-    def serve(self, node: int, blocks: Sequence[int]) -> None:
-        """One request on one node."""
-        memory = self._nodes[node]
-        missing = [block for block in blocks if block not in memory]
+    def begin(self, node: int, blocks: Sequence[int]) -> None:
+        """A request begins on a node: what is there now are its hits."""
         self.blocks += len(blocks)
-        self.hits += memory.touch(blocks)
-        memory.store(missing)  # after the hits, as the agent does: what is held is locked before anything is brought in
+        self.hits += self._nodes[node].touch(blocks)
+
+    def end(self, node: int, blocks: Sequence[int]) -> None:
+        """The request has ended: its blocks are there."""
+        memory = self._nodes[node]
+        memory.store([block for block in blocks if block not in memory])
 
     def lose(self, node: int) -> None:
         """The node's memory is gone."""

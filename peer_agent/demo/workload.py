@@ -112,7 +112,7 @@ class Workload:
     async def _serve(self, request: Request, buffer: Bytes) -> None:
         node = self._router.choose(self._outstanding_blocks, request.blocks)
         self._outstanding_blocks[node] += len(request.blocks)
-        self._without_peers.serve(node, request.blocks)
+        self._without_peers.begin(node, request.blocks)
         self.tally.requests += 1
         self.tally.blocks += len(request.blocks)
         try:
@@ -122,6 +122,7 @@ class Workload:
             self.tally.failures.append(f"request {request.number} on node {node}: {error}")
         finally:
             self._outstanding_blocks[node] -= len(request.blocks)
+            self._without_peers.end(node, request.blocks)
 
     async def _load_and_store(self, engine: NodeEngine, fingerprints: Fingerprints, buffer: Bytes) -> None:
         started = time.perf_counter_ns()

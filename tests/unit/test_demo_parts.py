@@ -125,7 +125,7 @@ async def test_every_block_is_counted_once_and_peers_add_hits() -> None:
     tally = await workload.run(iter(requests(*prompts)))
     assert tally.requests == 60
     assert tally.blocks == 720 == tally.hit_local + tally.hit_peer + tally.recomputed
-    assert tally.recomputed == 18 == tally.stored
+    assert tally.recomputed == tally.stored >= 18  # more, where requests in flight together lack the same block
     assert (tally.hit_peer > 0, tally.wrong, tally.failed_requests) == (True, 0, 0)
     assert len(tally.load_us) == 60
 
@@ -139,6 +139,9 @@ async def test_baseline_is_what_a_run_without_peers_hits() -> None:
     tally = await together.run(requests(*prompts))
     assert together._without_peers.hits == alone._without_peers.hits > 0
     assert tally.hit_local == pytest.approx(together._without_peers.hits, rel=0.1)
+    side_by_side, _ = model(capacity=90, alone=True, in_flight=6)
+    tally = await side_by_side.run(requests(*prompts))
+    assert tally.hit_local == pytest.approx(side_by_side._without_peers.hits, rel=0.05)
 
 
 async def test_wrong_bytes_are_counted_and_recomputed_when_an_engine_lies() -> None:
@@ -163,11 +166,12 @@ async def test_failed_request_is_counted_with_its_reason_and_the_rest_goes_on() 
 
 def test_baseline_forgets_a_node_that_was_lost() -> None:
     baseline = WithoutPeers(nodes=2, blocks_per_node=10)
-    baseline.serve(0, [1, 2])
-    baseline.serve(1, [1, 2])
+    for node in (0, 1):
+        baseline.begin(node, [1, 2])
+        baseline.end(node, [1, 2])
     baseline.lose(0)
-    baseline.serve(0, [1, 2])
-    baseline.serve(1, [1, 2])
+    for node in (0, 1):
+        baseline.begin(node, [1, 2])
     assert (baseline.hits, baseline.blocks, baseline.hit_ratio) == (2, 8, 0.25)
     assert len(LruBlocks(1)) == 0
 
