@@ -141,6 +141,7 @@ class Directory:
             cursor = StreamCursor(self.limits.repair, now_s=now_s)
             stream = node.stream = Stream(hello.node, hello.epoch, cursor)
         self._discard_fresh(stream)
+        self._speaks(stream)
         refused = self.announce(stream, hello)
         self._connections += 1
         stream.connection = self._connections
@@ -162,7 +163,7 @@ class Directory:
     def batch(self, stream: Stream, first_seq: int, events: Sequence[Event], *, now_s: float) -> None:
         """Applies a batch: its turn, a hint, or a duplicate; the cursor knows."""
         self.counters.batches += 1
-        if stream.fenced or first_seq < 1:
+        if first_seq < 1 or not self._speaks(stream):
             self.ingest.rejected["fenced" if stream.fenced else "bad-sequence"] += len(events)
             return
         skip = stream.cursor.batch(first_seq, len(events), now_s=now_s)
@@ -172,7 +173,7 @@ class Directory:
 
     def heartbeat(self, stream: Stream, heartbeat: Heartbeat, *, now_s: float) -> None:
         """Liveness, convergent figures, tail loss, and the owner's own counts held against ours."""
-        if stream.fenced:
+        if not self._speaks(stream):
             return
         stream.cursor.heartbeat(heartbeat.last_seq, now_s=now_s)
         stream.figures, stream.heartbeat_s = heartbeat.figures, now_s
@@ -184,13 +185,13 @@ class Directory:
 
     def replay_unavailable(self, stream: Stream, *, now_s: float) -> None:
         """The owner's ring begins after what we need: the next tick asks for a snapshot."""
-        if not stream.fenced:
+        if self._speaks(stream):
             stream.cursor.replay_unavailable(now_s=now_s)
 
     def snapshot_chunk(self, stream: Stream, chunk: SnapshotChunk, *, now_s: float) -> None:
         """One chunk of the snapshot under way; others are ignored. The last one swaps it in."""
         intake = stream.intake
-        if stream.fenced or intake is None or not stream.cursor.repairing_snapshot:
+        if not self._speaks(stream) or intake is None or not stream.cursor.repairing_snapshot:
             return
         match intake.take(chunk):
             case Intake.IGNORE:
@@ -345,9 +346,8 @@ class Directory:
 
     def _age(self, node: Node, stream: Stream, now_s: float) -> None:
         silent_s = now_s - stream.cursor.last_heard_s
-        hidden = silent_s > self.limits.expire_after_s
-        if hidden != stream.hidden:
-            stream.hidden = hidden
+        if not stream.hidden and silent_s > self.limits.expire_after_s:
+            stream.hidden = True
             self.holders.touch()
         if silent_s > self.limits.forget_after_s and not stream.cursor.connected:
             self._drop_blocks(stream)
@@ -355,6 +355,13 @@ class Directory:
             self.namespaces.keep(
                 digest for other in self.nodes.values() if other.stream for digest in other.stream.namespaces
             )
+
+    def _speaks(self, stream: Stream) -> bool:
+        """Every input of a stream passes here: a fenced one is not heard; one left out for its silence shows again."""
+        if stream.hidden:
+            stream.hidden = False
+            self.holders.touch()
+        return not stream.fenced
 
     def _warm(self, now_s: float) -> None:
         """Warming ends once, when every known stream was restated, or at its limit: a lost node must not hold all others."""
