@@ -21,7 +21,13 @@ def begin_write(region: Packed, offsets: Packed) -> bytes:
     """
 
 def commit(
-    region: Packed, offsets: Packed, namespace_digest: Packed, fingerprints: Packed, width: int, length: int, checksums: Packed | None
+    region: Packed,
+    offsets: Packed,
+    namespace_digest: Packed,
+    fingerprints: Packed,
+    width: int,
+    length: int,
+    checksums: Packed | None,
 ) -> bytes:
     """Writes headers and makes generations even; computes XXH3-64 where `checksums` is None.
 

@@ -11,15 +11,18 @@ from kvdir.config import show_bytes
 
 
 @click.command()
-@click.argument("address")
+@click.argument("address", default="")
 @click.option("--timeout-s", default=2.0, show_default=True, help="Longest wait for the answer.")
 @output_option
 def inventory(address: str, timeout_s: float, output: str) -> None:
     """What the agent at ADDRESS holds, by namespace.
 
-    ADDRESS is where engines attach, such as unix:/dev/shm/kvdir-node1.sock (`peer-agent serve` prints it).
+    ADDRESS is where engines attach, such as unix:/dev/shm/kvdir-node1.sock (`peer-agent serve` prints it). Without one, it is
+    where an agent named after this host has its socket.
     """
-    document = _ask(address, timeout_s)
+    from peer_agent.server.config import AgentConfig
+
+    document = _ask(address or AgentConfig().engine_address, timeout_s)
     emit(document, lambda: _view(document), output=output)
 
 

@@ -19,6 +19,7 @@ import grpc.aio
 from kvdir.errors import KvdirError, RemoteProtocolError, StaleEpoch, Unavailable
 from kvdir.fingerprint import Fingerprints
 from kvdir.namespace import Namespace
+from kvdir.rpc.cancel import call_alone_cancelled
 from kvdir.rpc.channel import client_options
 from kvdir.rpc.lookup_codec import encode_fingerprints
 from kvdir.rpc.status import from_rpc_error
@@ -187,7 +188,11 @@ class Engine:
             return await getattr(self._stub, method)(request, timeout=max(0.001, until_s - time.monotonic()))
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error, target=self.address) from error
-        except grpc.aio.UsageError as error:  # the channel was closed meanwhile
+        except grpc.aio.UsageError as error:  # the channel was closed before
+            raise Unavailable(f"{self.address}: this engine was closed") from error
+        except asyncio.CancelledError as error:
+            if not call_alone_cancelled():
+                raise
             raise Unavailable(f"{self.address}: this engine was closed") from error
 
     async def _write(self, attachment: Attachment, reserved: Any, memory: Memory, blocks: int) -> engine_pb2.CommitRequest:

@@ -36,8 +36,11 @@ Array = np.ndarray[Any, Any]
 RELEASE_BATCH = 256
 """Locks that travel with one request; more wait for the next one, or end with their leases."""
 
+ANSWER_SHARE = 0.1
+"""Of a deadline, kept for the agent's answer: one that arrives too late loses what has been brought here in time."""
+
 COPY_BYTES_PER_S = 4e9
-"""A cautious rate, to keep time for the copy out of the caller's deadline."""
+"""A cautious rate, to keep time for the copy."""
 
 _COPY_OUTCOMES = {ReadStatus.CORRUPT: LoadStatus.CORRUPT}
 """Of a block that was here and could not be copied out; any other reason means that it was replaced meanwhile: stale."""
@@ -159,12 +162,12 @@ class Attachment:
     def load_request(
         self, fingerprints: Fingerprints, *, deadline_s: float, lease_s: float, local_only: bool
     ) -> engine_pb2.LoadRequest:
-        """deadline_s is the caller's; the agent gets less, so that there is time for the copy."""
-        copy_s = min(deadline_s / 4, 0.002 + len(fingerprints) * self.block_bytes / COPY_BYTES_PER_S)
+        """deadline_s is the caller's; the agent gets less, so that there is time for its answer to arrive and for the copy."""
+        kept_s = deadline_s * ANSWER_SHARE + len(fingerprints) * self.block_bytes / COPY_BYTES_PER_S
         return engine_pb2.LoadRequest(
             session=self.session,
             fingerprints=encode_fingerprints(fingerprints),
-            deadline_ms=max(1, int((deadline_s - copy_s) * 1000)),
+            deadline_ms=max(1, int(max(deadline_s - kept_s, deadline_s / 2) * 1000)),
             lease_ms=max(1, int(lease_s * 1000)),
             local_only=local_only,
             release=self._take_releases(),

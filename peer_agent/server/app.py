@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import random
 import secrets
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from traceback import format_exception
@@ -62,6 +64,9 @@ PEER_SERVICE = "peer_agent.v1.Peer"
 ENGINE_SERVICE = "peer_agent.v1.Engine"
 
 
+OpenPlanes = Callable[..., dict[str, Transport]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
     """Where a started agent is reached. peer: as told to others. data: of the tcp plane, "" without one. http: "" when off."""
@@ -78,8 +83,9 @@ class Ready:
 class Agent:
     """A running agent. Made by `start`; `close` takes it down."""
 
-    def __init__(self, config: AgentConfig) -> None:
+    def __init__(self, config: AgentConfig, *, open_planes: OpenPlanes = open_transports) -> None:
         self.config = config
+        self._open_planes = open_planes
         self.node = config.node_name
         self.epoch = secrets.randbits(64) or 1
         self.ready: Ready
@@ -94,9 +100,12 @@ class Agent:
         self._health = health.aio.HealthServicer()
 
     @classmethod
-    async def start(cls, config: AgentConfig) -> Self:
-        """Raises ConfigError (all faults at once), NoSpace, ArenaError; nothing is left behind then."""
-        agent = cls(config)
+    async def start(cls, config: AgentConfig, *, open_planes: OpenPlanes = open_transports) -> Self:
+        """Raises ConfigError (all faults at once), NoSpace, ArenaError; nothing is left behind then.
+
+        open_planes: see transport/registry.py; tests put in planes with faults.
+        """
+        agent = cls(config, open_planes=open_planes)
         try:
             await agent._build()
         except BaseException:
@@ -153,7 +162,7 @@ class Agent:
             identity,
             limits,
             prefetches=prefetches,
-            is_writing=lambda session: presence.is_held(arena.fd, session),
+            is_writing=functools.partial(presence.is_held, arena.fd),
             publishing=self.publishing.in_words,
         )
         engine_address = await self._serve_engines(engine_service)
@@ -169,7 +178,8 @@ class Agent:
             planes=planes,
         )
         http_address = await self._serve_http(Exposition(collector))
-        ticker = asyncio.create_task(run_ticker(self.store, lambda session: presence.is_held(arena.fd, session)), name="ticker")
+        is_writing = functools.partial(presence.is_held, arena.fd)
+        ticker = asyncio.create_task(run_ticker(self.store, peers, is_writing=is_writing), name="ticker")
         self._stack.push_async_callback(_cancel, ticker)
         self.publishing.start()
         self._stack.push_async_callback(self.publishing.leave, timeout_s=GOODBYE_S)
@@ -208,7 +218,7 @@ class Agent:
         host, port = split_address(self.config.data_listen)
         advertised = split_address(self.config.advertise)[0] if self.config.advertise else ""
         options = PlaneOptions(listen_host=host, port=port, advertise_host=advertised)
-        planes = open_transports(self.config.transports, arena, options=options)
+        planes = self._open_planes(self.config.transports, arena, options=options)
         for plane in planes.values():
             self._stack.push_async_callback(plane.close)
         return planes
@@ -276,13 +286,12 @@ class Agent:
         server = self._server()
         engine_pb2_grpc.add_EngineServicer_to_server(service, server)
         address = self.config.engine_address
-        port = self._bind(server, address, "engine_listen")
+        with _private_files():
+            port = self._bind(server, address, "engine_listen")
         await self._start(server)
         self._stack.callback(service.close)
         if address.startswith("unix:"):
-            path = address.removeprefix("unix:")
-            os.chmod(path, 0o600)
-            self._stack.callback(_unlink, path)
+            self._stack.callback(_unlink, address.removeprefix("unix:"))
             return address
         return join_address(split_address(address)[0], port)
 
@@ -356,6 +365,16 @@ class Agent:
 async def _cancel(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.wait({task})
+
+
+@contextlib.contextmanager
+def _private_files() -> Iterator[None]:
+    """Files made meanwhile are for this user only; a socket that is chmod-ed afterwards was open to all for a moment."""
+    before = os.umask(0o177)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def _unlink(path: str) -> None:

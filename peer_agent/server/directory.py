@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from kvdir.client.aio import DirectoryClient
 from kvdir.core.feedback import StaleReport
+from kvdir.errors import Unavailable
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import Tier
+from kvdir.rpc.cancel import call_alone_cancelled
 from peer_agent.core.plan import claims
 from peer_agent.server.load import Nominations
 
@@ -20,7 +23,12 @@ class Coordinators:
         self._node = node
 
     async def nominate(self, namespace_digest: bytes, fingerprints: Fingerprints, *, timeout_s: float) -> Nominations:
-        found = await self._client.lookup(namespace_digest, fingerprints, deadline_s=timeout_s)
+        try:
+            found = await self._client.lookup(namespace_digest, fingerprints, deadline_s=timeout_s)
+        except asyncio.CancelledError as error:
+            if not call_alone_cancelled():
+                raise
+            raise Unavailable("the connection to the coordinator was lost") from error
         return Nominations(claims(found.runs, found.sets, found.nodes), found.nodes)
 
     async def report_stale(
@@ -35,7 +43,12 @@ class Coordinators:
             fingerprints=fingerprints,
             reporter=self._node,
         )
-        await self._client.report_stale(report)
+        try:
+            await self._client.report_stale(report)
+        except asyncio.CancelledError as error:
+            if not call_alone_cancelled():
+                raise
+            raise Unavailable("the connection to the coordinator was lost") from error
 
     async def close(self) -> None:
         await self._client.close()

@@ -176,8 +176,8 @@ class Fetcher:
         chosen = tuple(positions)
         wanted = load.fingerprints.select(chosen)
         if load.session == AGENT or not self._store.is_attached(load.session):
-            here = self._store.present(load.namespace_digest, wanted)
-            load.plan.hold([position for position, flag in zip(chosen, here, strict=True) if flag], status)
+            flags = self._store.present(load.namespace_digest, wanted)
+            load.plan.hold([position for position, flag in zip(chosen, flags, strict=True) if flag], status)
             return
         locked = self._store.lock(load.namespace_digest, wanted, session=load.session, lease_s=load.lease_s, lock=load.lock)
         if locked.lock:

@@ -38,6 +38,7 @@ class ReaderCounters:
     """Since start. Blocks unless the name says otherwise."""
 
     loads: int = 0
+    refused: int = 0
     blocks: dict[LoadStatus, int] = field(default_factory=lambda: dict.fromkeys(LoadStatus, 0))
     peer_bytes: int = 0
     directory_failures: int = 0

@@ -83,6 +83,7 @@ class AgentCollector:
         yield blocks
         for name, help, value in (
             ("loads", "Loads answered.", counters.loads),
+            ("refused_loads", "Loads answered from here only, because too much was under way.", counters.refused),
             ("peer_read_bytes", "Bytes read from peers and verified.", counters.peer_bytes),
             ("directory_failures", "Loads that reached no directory in time.", counters.directory_failures),
             ("peer_failures", "Peers that did not answer a lock.", counters.peer_failures),

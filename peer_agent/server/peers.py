@@ -27,6 +27,7 @@ from kvdir.errors import DeadlineExceeded, Overloaded, StaleEpoch, TooLarge, Unk
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import PROTOCOL_VERSION, NodeTrust
 from kvdir.obs.logs import say
+from kvdir.rpc.cancel import call_alone_cancelled
 from kvdir.rpc.lookup_codec import encode_fingerprints
 from kvdir.rpc.status import from_rpc_error
 from peer_agent.core.budget import FlightBudget
@@ -43,6 +44,9 @@ UNLOCK_DELAY_S = 0.05
 UNLOCK_TIMEOUT_S = 1.0
 
 LATE_LIMIT = 3
+
+IDLE_S = 60.0
+"""After so long without use a connection is closed: a mapped arena keeps the memory of a peer that died."""
 
 
 class PeerFailure(Exception):
@@ -88,6 +92,7 @@ class Peer:
         self.round_trip_s = round_trip_s
         self.broken = False
         self.lates = 0
+        self.used_s = 0.0
         self._channel = channel
         self._stub = peer_pb2_grpc.PeerStub(channel)
         self._connection = connection
@@ -115,6 +120,12 @@ class Peer:
             answer = await self._stub.Lock(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise self._failure(error) from error
+        except grpc.aio.UsageError as error:
+            raise PeerFailure(f"{self.node}: the connection was closed") from error
+        except asyncio.CancelledError as error:
+            if not call_alone_cancelled():
+                raise
+            raise PeerFailure(f"{self.node}: the connection was closed meanwhile") from error
         if len(answer.blocks) != 32 * len(fingerprints):
             self.broken = True
             raise PeerFailure(f"{self.node} answered {len(answer.blocks)} bytes of records for {len(fingerprints)} blocks")
@@ -156,6 +167,11 @@ class Peer:
             await self._stub.Unlock(peer_pb2.UnlockRequest(locks=unlocks), timeout=UNLOCK_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             say(log, logging.DEBUG, "unlock not delivered", peer=self.node, error=error.details())
+        except grpc.aio.UsageError:
+            say(log, logging.DEBUG, "unlock not delivered", peer=self.node, error="closed")
+        except asyncio.CancelledError:
+            if not call_alone_cancelled():
+                raise
 
     async def close(self) -> None:
         self.broken = True
@@ -230,6 +246,7 @@ class Peers:
         """The connection to this node, made now if need be. Raises PeerFailure."""
         peer = self._peers.get(node.node)
         if peer is not None and not peer.broken and peer.address == node.peer_address:
+            peer.used_s = self._clock()
             return peer
         connecting = self._connecting.get(node.node)
         if connecting is None:
@@ -248,8 +265,8 @@ class Peers:
 
     def failed(self, peer: Peer) -> None:
         """The peer stopped answering or its plane broke: a new connection, after a pause."""
-        peer.broken = True
         self._trip(peer.node)
+        self._drop(peer)
 
     def late(self, peer: Peer, *, waited_s: float) -> None:
         """It missed a deadline after waited_s."""
@@ -261,6 +278,12 @@ class Peers:
         """It works: forget earlier failures."""
         peer.lates = 0
         self._breakers.pop(peer.node, None)
+
+    def drop_idle(self) -> None:
+        """Closes connections that nobody has used for IDLE_S."""
+        now_s = self._clock()
+        for peer in [peer for peer in self._peers.values() if now_s - peer.used_s > IDLE_S]:
+            self._drop(peer)
 
     def planes_in_use(self) -> dict[str, int]:
         """Connected peers per plane."""
@@ -293,6 +316,7 @@ class Peers:
             return failure
         self._breakers.pop(node.node, None)
         self._peers[node.node] = peer
+        peer.used_s = self._clock()
         say(
             log, logging.INFO, "peer connected",
             peer=peer.node, epoch=f"{peer.epoch:016x}", address=peer.address, plane=peer.plane,
@@ -339,6 +363,13 @@ class Peers:
             except (ConnectionError, ValueError) as error:
                 reasons.append(f"{plane.name}: {error}")
         raise PeerFailure(f"{hello.node}: no common data plane ({'; '.join(reasons)})")
+
+    def _drop(self, peer: Peer) -> None:
+        """Closes it in the background; reads under way end as lost."""
+        peer.broken = True
+        if self._peers.get(peer.node) is peer:
+            del self._peers[peer.node]
+        self._tasks.start(peer.close(), name=f"close-{peer.node}")
 
     def _trip(self, name: str) -> None:
         breaker = self._breakers.setdefault(name, _Breaker())

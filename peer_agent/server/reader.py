@@ -91,6 +91,8 @@ class Reader:
             work = self._tasks.start(self._fetch_missing(load), name="load")
             if work is not None:
                 await asyncio.shield(work)
+            else:
+                self.counters.refused += 1
         self._count(load)
         return load
 
@@ -147,9 +149,12 @@ class Reader:
         stale = load.plan.answered(ask, source.held)
         if stale:
             self._report_stale(load, peer, answer, stale)
-        if answer.lock:
-            began_s = self._clock()
+        if not answer.lock:
+            return
+        began_s = self._clock()
+        try:
             await self._fetcher.fetch(load, source)
+        finally:
             load.read_s += self._clock() - began_s
             if peer.unlock_soon(answer.lock):
                 self._tasks.start(peer.flush_unlocks(), name="unlock")

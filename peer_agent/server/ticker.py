@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 
 from kvdir.obs.logs import say
+from peer_agent.server.peers import Peers
 from peer_agent.server.store import Store
 
 log = logging.getLogger(__name__)
@@ -14,13 +15,17 @@ log = logging.getLogger(__name__)
 TICK_S = 0.25
 
 
-async def run_ticker(store: Store, is_writing: Callable[[int], bool]) -> None:
-    """Ends leases and pins that have run out, and frees what writers left behind who are gone. Until cancelled."""
+async def run_ticker(store: Store, peers: Peers, *, is_writing: Callable[[int], bool]) -> None:
+    """Ends leases and pins that have run out, frees what writers left behind who are gone, lets go of idle peers.
+
+    Until cancelled.
+    """
     while True:
         await asyncio.sleep(TICK_S)
         try:
             store.tick()
             freed = store.settle_gone_sessions(is_writing)
+            peers.drop_idle()
         except Exception:
             log.exception("tick failed; the next one tries again")
         else:

@@ -27,8 +27,9 @@ from peer_agent.client import aio
 from peer_agent.client.results import LoadResult
 from peer_agent.core.effects import LoadStatus
 from peer_agent.demo.content import Content
-from peer_agent.server.app import Agent
+from peer_agent.server.app import Agent, OpenPlanes
 from peer_agent.server.config import AgentConfig
+from peer_agent.transport.registry import open_transports
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -84,6 +85,7 @@ class LocalCluster:
         self.agents: dict[str, Agent] = {}
         self.coordinator: Coordinator | None = None
         self.coordinator_address = ""
+        self.open_planes: OpenPlanes = open_transports
         self._settings = settings
         self._coordinator_stack = contextlib.AsyncExitStack()
         self._stack = contextlib.AsyncExitStack()
@@ -144,7 +146,7 @@ class LocalCluster:
         return AgentConfig(**(values | self._settings | settings))
 
     async def start_agent(self, node: str, **settings: Any) -> Agent:
-        agent = await Agent.start(self.config(node, **settings))
+        agent = await Agent.start(self.config(node, **settings), open_planes=self.open_planes)
         self.agents[node] = agent
         return agent
 
@@ -168,10 +170,16 @@ class LocalCluster:
 
 @contextlib.asynccontextmanager
 async def local_cluster(
-    directory: Path, *nodes: str, namespace: Namespace | None = None, coordinator: bool = True, **settings: Any
+    directory: Path,
+    *nodes: str,
+    namespace: Namespace | None = None,
+    coordinator: bool = True,
+    open_planes: OpenPlanes = open_transports,
+    **settings: Any,
 ) -> AsyncIterator[LocalCluster]:
     """A running cluster; settings are those of every AgentConfig."""
     cluster = LocalCluster(directory, namespace or sample_namespace(), settings)
+    cluster.open_planes = open_planes
     try:
         if coordinator:
             await cluster.start_coordinator()
