@@ -19,11 +19,11 @@ import uvloop
 from grpc_health.v1 import health_pb2
 
 from kvdir.errors import ConfigError
+from kvdir.obs.http import HttpSide, LoopPulse
 from kvdir.obs.logs import say
 from kvdir.server.app import SERVICES, build_coordinator, build_server
 from kvdir.server.config import CoordinatorConfig, split_address
 from kvdir.server.coordinator import Coordinator
-from kvdir.server.http import HttpSide, LoopPulse
 from kvdir.server.ticker import run_ticker
 
 log = logging.getLogger("kvdir.serve")

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from kvdir.cli.output import emit, output_option, stack, table
+from kvdir.cli.output import emit, facts, output_option, stack, table
 from kvdir.config import show_bytes
 
 
@@ -69,8 +69,12 @@ def _view(document: dict[str, Any]) -> object:
         for item in document["namespaces"]
     ]
     columns = ["namespace", "blocks #", "held #", "free #", "locked #", "pinned #", "being written #", "waiting #", "evicted #"]
-    caption = (
-        f"{document['sessions']} engines attached, {document['locks']} locks; arena {document['arena_path']} "
-        f"({show_bytes(document['arena_bytes'])}); publishing: {document['publishing']}"
-    )
-    return stack(table(columns, rows, title=f"node {document['node']}, epoch {document['epoch']:016x}", caption=caption))
+    head = {
+        "node": document["node"],
+        "epoch": f"{document['epoch']:016x}",
+        "arena": f"{document['arena_path']} ({show_bytes(document['arena_bytes'])})",
+        "engines attached": document["sessions"],
+        "locks": document["locks"],
+        "publishing": document["publishing"],
+    }
+    return stack(facts(head), table(columns, rows))

@@ -27,6 +27,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from kvdir.client.publisher import PublisherIdentity
 from kvdir.core.outbox import OwnerOutbox
 from kvdir.errors import ConfigError
+from kvdir.obs.http import HttpSide, LoopPulse
 from kvdir.obs.logs import say
 from kvdir.obs.metrics import CallFigures
 from kvdir.rpc.channel import client_options, server_options
@@ -39,9 +40,8 @@ from peer_agent.server.capacity import capacity_document, plan_arena
 from peer_agent.server.config import AgentConfig, join_address, split_address
 from peer_agent.server.directory import Coordinators
 from peer_agent.server.engine_service import EngineService
-from peer_agent.server.http import HttpServer
 from peer_agent.server.identity import Identity, Limits
-from peer_agent.server.metrics import AgentCollector, Exposition
+from peer_agent.server.metrics import AgentCollector
 from peer_agent.server.namespaces import read_namespaces
 from peer_agent.server.peer_service import PeerService
 from peer_agent.server.peers import Peers
@@ -60,6 +60,7 @@ log = logging.getLogger(__name__)
 MAX_TASKS = 1024
 MAX_PREFETCHES = 64
 GOODBYE_S = 1.5
+ALIVE_S = 10.0
 PEER_SERVICE = "peer_agent.v1.Peer"
 ENGINE_SERVICE = "peer_agent.v1.Engine"
 
@@ -177,9 +178,10 @@ class Agent:
             tasks=tasks,
             planes=planes,
         )
-        http_address = await self._serve_http(Exposition(collector))
+        pulse = LoopPulse(limit_s=ALIVE_S)
+        http_address = self._serve_http(collector, pulse)
         is_writing = functools.partial(presence.is_held, arena.fd)
-        ticker = asyncio.create_task(run_ticker(self.store, peers, is_writing=is_writing), name="ticker")
+        ticker = asyncio.create_task(run_ticker(self.store, peers, is_writing=is_writing, beat=pulse.beat), name="ticker")
         self._stack.push_async_callback(_cancel, ticker)
         self.publishing.start()
         self._stack.push_async_callback(self.publishing.leave, timeout_s=GOODBYE_S)
@@ -323,17 +325,14 @@ class Agent:
         await server.start()
         self._stack.push_async_callback(server.stop, self.config.grace_s)
 
-    async def _serve_http(self, exposition: Exposition) -> str:
+    def _serve_http(self, collector: AgentCollector, pulse: LoopPulse) -> str:
+        """Readiness never depends on a coordinator: it gates the engine's pod."""
         if not self.config.http_listen:
             return ""
         host, port = split_address(self.config.http_listen)
-        server = HttpServer(render=exposition.render, ready=lambda: "draining" if self._draining else "")
-        try:
-            bound = await server.start(host, port)
-        except OSError as error:
-            raise ConfigError([f"http_listen: cannot listen on {self.config.http_listen}: {error.strerror}"]) from error
-        self._stack.push_async_callback(server.close)
-        return join_address(host, bound)
+        side = HttpSide((host, port), collector, alive=pulse.fault, ready=lambda: "draining" if self._draining else "")
+        self._stack.push_async_callback(asyncio.to_thread, side.close)
+        return join_address(host, side.address[1])
 
     # values
 

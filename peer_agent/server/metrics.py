@@ -5,11 +5,8 @@ Labels are bounded: namespace (configured ones), state, status, plane, coordinat
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
-from typing import Any
 
-from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from kvdir.core.outbox import OwnerOutbox
@@ -23,11 +20,9 @@ from peer_agent.transport.base import Transport
 
 Families = Iterator[Metric]
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
 
 class AgentCollector:
-    """Reads the parts of an agent. Safe to scrape from another thread: it copies what it iterates over."""
+    """Reads the parts of an agent. Safe on the HTTP thread (kvdir/obs/http.py): it reads integers and copies of dicts."""
 
     def __init__(
         self,
@@ -129,18 +124,3 @@ class AgentCollector:
             for what, count in stats().items():
                 served.add_metric([name, what], count)
         yield served
-
-
-class Exposition:
-    """A registry of one agent, rendered for Prometheus."""
-
-    def __init__(self, collector: Any) -> None:
-        self._registry = CollectorRegistry()
-        self._registry.register(collector)
-        ProcessCollector(registry=self._registry)
-        PlatformCollector(registry=self._registry)
-        self._lock = threading.Lock()
-
-    def render(self) -> bytes:
-        with self._lock:
-            return generate_latest(self._registry)

@@ -15,13 +15,14 @@ log = logging.getLogger(__name__)
 TICK_S = 0.25
 
 
-async def run_ticker(store: Store, peers: Peers, *, is_writing: Callable[[int], bool]) -> None:
+async def run_ticker(store: Store, peers: Peers, *, is_writing: Callable[[int], bool], beat: Callable[[], None]) -> None:
     """Ends leases and pins that have run out, frees what writers left behind who are gone, lets go of idle peers.
 
-    Until cancelled.
+    `beat` is called every time, so that /healthz knows that the loop turns. Until cancelled.
     """
     while True:
         await asyncio.sleep(TICK_S)
+        beat()
         try:
             store.tick()
             freed = store.settle_gone_sessions(is_writing)
