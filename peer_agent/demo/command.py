@@ -48,7 +48,7 @@ class Size(click.ParamType[int]):
     show_default=True,
     help="Share of event batches the agents drop.",
 )
-@click.option("--kill", is_flag=True, help="SIGKILL an agent half way and start it again.")
+@click.option("--kill", is_flag=True, help="SIGKILL an agent half way and start it again; the last quarter waits for it.")
 @click.option(
     "--deadline-s",
     type=click.FloatRange(min=0, min_open=True),

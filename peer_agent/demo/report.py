@@ -30,13 +30,17 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Conditions of the run and its one figure that is not counted in the requests."""
+    """Conditions of the run and its figures that are not counted in the requests.
+
+    agent_down_s: from the kill until engines could use the agent again; None when none was killed.
+    """
 
     nodes: int
     block_bytes: int
     blocks_per_node: int
     loss: float
     killed: bool
+    agent_down_s: float | None
     seconds: float
     hit_ratio_without_peers: float
 
@@ -78,6 +82,7 @@ def document(run: Run, tally: Tally, settled: Settled) -> dict[str, Any]:
         "blocks_per_node": run.blocks_per_node,
         "loss": run.loss,
         "killed": run.killed,
+        "agent_down_s": run.agent_down_s,
         "seconds": round(run.seconds, 2),
     }
 
@@ -105,6 +110,8 @@ def view(figures: dict[str, Any]) -> object:
         ("figures trusted", f"{figures['views_trusted']} of {figures['views_total']}"),
         ("directory", _agreement(figures)),
     ]
+    if figures["agent_down_s"] is not None:
+        rest.insert(4, ("killed agent was back", f"after {figures['agent_down_s']:.1f} s"))
     return stack(head, table(["", "blocks #", "share #"], counts), facts(rest))
 
 

@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import uvloop
@@ -20,10 +21,10 @@ from kvdir.testing.trace import Request
 from peer_agent.client import aio
 from peer_agent.demo import report
 from peer_agent.demo.baseline import WithoutPeers
-from peer_agent.demo.cluster import ClusterPlan, DemoCluster, demo_cluster
+from peer_agent.demo.cluster import READY_S, ClusterPlan, DemoCluster, demo_cluster
 from peer_agent.demo.content import Content
 from peer_agent.demo.settle import settle
-from peer_agent.demo.workload import Tally, Workload
+from peer_agent.demo.workload import Action, Tally, Workload
 
 REQUESTS_PER_NODE = 2
 SETTLE_S = 15.0
@@ -42,6 +43,45 @@ class DemoOptions:
     compute_ms: float
     seed: int
     transports: tuple[str, ...] = ("shm", "tcp")
+
+
+class Outage:
+    """One agent is killed before request `kill_at` and started again; request `back_at` and later ones wait until it is back.
+
+    Without that wait, a fast machine would be through with all requests before the agent has started.
+    """
+
+    def __init__(
+        self, cluster: DemoCluster, engines: list[aio.Engine], without_peers: WithoutPeers, kill_at: int | None
+    ) -> None:
+        self._cluster = cluster
+        self._victim = cluster.plan.nodes - 1
+        self._engine = engines[self._victim]
+        self._without_peers = without_peers
+        self._kill_at = kill_at
+        self._restart: asyncio.Task[None] | None = None
+        self.down_s: float | None = None
+
+    def actions(self, group: asyncio.TaskGroup) -> dict[int, Action]:
+        """For the workload; the restart runs in `group`."""
+        if self._kill_at is None:
+            return {}
+        back_at = self._kill_at + max(1, self._kill_at // 2)
+        return {self._kill_at: partial(self._kill, group), back_at: self._wait}
+
+    async def _kill(self, group: asyncio.TaskGroup) -> None:
+        await self._cluster.kill(self._victim)
+        self._without_peers.lose(self._victim)
+        self._restart = group.create_task(self._start_again(time.monotonic()))
+
+    async def _start_again(self, killed_s: float) -> None:
+        await self._cluster.restart(self._victim)
+        await self._engine.attach(timeout_s=READY_S)
+        self.down_s = round(time.monotonic() - killed_s, 2)
+
+    async def _wait(self) -> None:
+        assert self._restart is not None
+        await asyncio.shield(self._restart)  # `group` owns it; only the wait ends with the workload
 
 
 def run_demo(
@@ -91,7 +131,8 @@ async def demo(
         ready(cluster)
         without_peers = WithoutPeers(nodes=plan.nodes, blocks_per_node=cluster.blocks_per_node(0))
         began_s = time.monotonic()
-        tally = await _serve(cluster, engines, requests, options, without_peers, progress)
+        outage = Outage(cluster, engines, without_peers, options.kill_at)
+        tally = await _serve(cluster, engines, requests, options, outage, without_peers, progress)
         seconds = time.monotonic() - began_s
         settled = await settle(cluster, within_s=SETTLE_S)
     run = report.Run(
@@ -100,6 +141,7 @@ async def demo(
         blocks_per_node=cluster.blocks_per_node(0),
         loss=options.loss,
         killed=options.kill_at is not None,
+        agent_down_s=outage.down_s,
         seconds=seconds,
         hit_ratio_without_peers=without_peers.hit_ratio,
     )
@@ -111,26 +153,20 @@ async def _serve(
     engines: list[aio.Engine],
     requests: Iterable[Request],
     options: DemoOptions,
+    outage: Outage,
     without_peers: WithoutPeers,
     progress: Callable[[], None],
 ) -> Tally:
-    victim = cluster.plan.nodes - 1
-    async with asyncio.TaskGroup() as restarting:
-
-        async def kill() -> None:
-            await cluster.kill(victim)
-            without_peers.lose(victim)
-            restarting.create_task(cluster.restart(victim))
-
+    async with asyncio.TaskGroup() as group:
         workload = Workload(
             engines,
             router=Router(Policy.P2C, nodes=cluster.plan.nodes, rng=random.Random(options.seed)),
             content=Content(options.block_bytes),
             without_peers=without_peers,
             deadline_s=options.deadline_s,
-            compute_s=options.compute_ms / 1000,
             in_flight=REQUESTS_PER_NODE * cluster.plan.nodes,
-            actions={options.kill_at: kill} if options.kill_at is not None else {},
+            compute_s=options.compute_ms / 1000,
+            actions=outage.actions(group),
             progress=progress,
         )
         return await workload.run(requests)

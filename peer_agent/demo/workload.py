@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -60,7 +60,7 @@ class Tally:
 
 
 class Workload:
-    """Runs requests against one engine client a node. `actions`: awaited by the request of that number before it begins.
+    """Runs requests against one engine client a node. `actions`: awaited before the request of that number and all that follow.
 
     compute_s: how long recomputing one block takes. Without it a node whose agent is dead would be the fastest of all, and
     draw every request.
@@ -88,6 +88,7 @@ class Workload:
         self._compute_s = compute_s
         self._actions = dict(actions or {})
         self._progress = progress
+        self._turn = asyncio.Lock()
         self._outstanding_blocks = [0.0] * len(engines)
         self.tally = Tally()
 
@@ -99,15 +100,21 @@ class Workload:
                 group.create_task(self._worker(source))
         return self.tally
 
-    async def _worker(self, source: Iterable[Request]) -> None:
+    async def _worker(self, source: Iterator[Request]) -> None:
         buffer = np.empty((0, self._content.block_bytes), dtype=np.uint8)
-        for request in source:
-            if (action := self._actions.pop(request.number, None)) is not None:
-                await action()
+        while (request := await self._next(source)) is not None:
             if len(buffer) < len(request.blocks):
                 buffer = np.empty((len(request.blocks), self._content.block_bytes), dtype=np.uint8)
             await self._serve(request, buffer[: len(request.blocks)])
             self._progress()
+
+    async def _next(self, source: Iterator[Request]) -> Request | None:
+        """The next request in order; None at the end. An action holds every worker, because each passes here."""
+        async with self._turn:
+            request = next(source, None)
+            if request is not None and (action := self._actions.pop(request.number, None)) is not None:
+                await action()
+            return request
 
     async def _serve(self, request: Request, buffer: Bytes) -> None:
         node = self._router.choose(self._outstanding_blocks, request.blocks)

@@ -184,7 +184,16 @@ def test_percentile_is_the_nearest_rank(percent: int, expected: int) -> None:
 
 
 def test_report_has_the_promised_keys_and_a_table() -> None:
-    run = Run(nodes=4, block_bytes=64, blocks_per_node=9, loss=0.0, killed=False, seconds=1.0, hit_ratio_without_peers=0.1)
+    run = Run(
+        nodes=4,
+        block_bytes=64,
+        blocks_per_node=9,
+        loss=0.0,
+        killed=False,
+        agent_down_s=None,
+        seconds=1.0,
+        hit_ratio_without_peers=0.1,
+    )
     settled = Settled(4, 4, 4, 4, 10, 10, True, 0.1)
     tally = Tally(
         requests=2, blocks=10, hit_local=1, hit_peer=2, recomputed=7, corrupt=1, wrong=1, lookup_us=[5], load_us=[9, 10]
