@@ -21,6 +21,40 @@ import click
 from kvdir.cli.output import emit, table
 from kvdir.config import Setting, load, settings, show_bytes
 
+NAMESPACE_FILES = """
+## Namespace files
+
+`peer-agent serve --namespaces` takes one TOML or JSON file for each namespace. Every field is required and says the effective
+value, because two engines share blocks only if all of them are equal; `auto`, `default`, empty and unknown values are
+refused, all faults at once. `peer-agent serve --dry-run` shows how many blocks the arena then holds.
+
+```toml
+model = "llama-3.1-8b"
+weights = "sha256:5f1c..."          # digest or revision of the weights
+kv_dtype = "bfloat16"               # effective element type of the cache
+layout = "NHD"                      # order of elements inside a block
+block_tokens = 16
+position = "rope:theta=500000"
+parallel = "replicated"             # or the part this holder has, such as "tp=0/4"
+adapter = "none"                    # or name and digest of a LoRA adapter
+hash_scheme = "vllm-sha256"         # how the engine computes fingerprints
+hash_seed = "0"                     # for vLLM: PYTHONHASHSEED
+cache_policy = "exact"              # or in which way blocks are altered
+# tenant_salt_file = "salt.txt"     # 8 bytes or more; only a digest is kept. tenant_salt gives it in place
+# share = 1.0                       # part of the arena, relative to the other namespaces
+# bytes_override = 0                # bytes of a block, where the engine pads; 0: by geometry
+
+[[groups]]                          # state groups, in engine order
+kind = "full"                       # full, sliding_window, mla, recurrent, index, draft
+layers = 32
+kv_heads = 8                        # on one rank
+head_dim = 128
+# tensors = 2                       # 1 for mla and index
+# window_tokens = 4096              # sliding_window only
+# state_bytes = 0                   # recurrent only
+```
+"""
+
 Function = Callable[..., Any]
 
 DOCUMENTED = ("kvdir.cli.serve:serve", "peer_agent.cli.serve:serve")
@@ -135,7 +169,7 @@ def configuration_page(commands: Sequence[str] = DOCUMENTED) -> str:
         program = "kvdir" if module.startswith("kvdir.") else "peer-agent"
         parts += ["", f"## `{program} {command.name}`", "", HEADER]
         parts += [_row(item, prefix) for item in settings(cls)]
-    return "\n".join(parts) + "\n"
+    return "\n".join(parts) + "\n" + NAMESPACE_FILES
 
 
 def _row(item: Setting, prefix: str) -> str:
