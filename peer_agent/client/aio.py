@@ -75,6 +75,7 @@ class Engine:
     async def close(self) -> None:
         """Ends the session: locks and reservations go. Idempotent."""
         self._closed = True
+        self._failure = Unavailable(f"{self.address}: this engine was closed")
         self._drop()
         if self._attaching is not None:
             self._attaching.cancel()

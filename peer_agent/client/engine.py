@@ -88,6 +88,7 @@ class Engine:
         """Ends the session: locks and reservations go. Idempotent."""
         with self._lock:
             self._closed = True
+            self._failure = Unavailable(f"{self.address}: this engine was closed")
             self._drop()
         self._channel.close()
         if self._attaching is not None:
@@ -276,7 +277,8 @@ class Engine:
                     self._attachment = attachment
             return
         with self._lock:
-            self._failure = failure
+            if not self._closed:
+                self._failure = failure
 
 
 def connect(

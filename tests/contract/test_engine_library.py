@@ -22,7 +22,7 @@ from peer_agent.client import aio
 from peer_agent.core.effects import LoadStatus
 from peer_agent.memory.arena import ArenaError
 from peer_agent.server.app import Agent
-from peer_agent.testing import LocalCluster, local_cluster, sample_namespace
+from peer_agent.testing import Blocks, LocalCluster, local_cluster, sample_namespace
 from peer_agent.v1 import engine_pb2, engine_pb2_grpc
 
 
@@ -169,6 +169,45 @@ async def test_misses_with_a_reason_when_the_agent_is_gone_and_attached_again_wh
     result = await engine.load(fingerprints, into=into)
     assert result.hits == 4
     cluster.blocks.check(fingerprints, into, result)
+
+
+async def test_blocking_engine_answers_misses_when_the_agent_is_gone_and_comes_back_by_itself(cluster: LocalCluster):
+    fingerprints = cluster.blocks.chain(4)
+    data, into = cluster.blocks.data(fingerprints), cluster.blocks.room(fingerprints)
+    address = cluster.agents["a"].ready.engine
+    engine = await asyncio.to_thread(peer_agent.connect, address, namespace=cluster.namespace, engine="blocking")
+    assert (await asyncio.to_thread(engine.store, fingerprints, data)).stored == 4
+    await cluster.stop_agent("a")
+    result = await asyncio.to_thread(engine.load, fingerprints, into=into, deadline_s=0.3)
+    assert (result.hits, bool(result.reason)) == (0, True)
+    assert (await asyncio.to_thread(engine.store, fingerprints, data)).stored == 0
+    assert (await asyncio.to_thread(engine.lookup, fingerprints)).local == bytes(4)
+    assert await asyncio.to_thread(engine.prefetch, fingerprints) == 0
+    await cluster.start_agent("a")
+    await eventually(lambda: engine.attached, what="attached again")
+    assert (await asyncio.to_thread(engine.store, fingerprints, data)).stored == 4
+    result = await asyncio.to_thread(engine.load, fingerprints, into=into)
+    assert result.hits == 4
+    cluster.blocks.check(fingerprints, into, result)
+    await asyncio.to_thread(engine.close)
+    assert "closed" in (await asyncio.to_thread(engine.load, fingerprints, into=into)).reason
+    await asyncio.to_thread(engine.close)
+
+
+async def test_many_threads_share_one_engine(cluster: LocalCluster):
+    address = cluster.agents["a"].ready.engine
+    with await asyncio.to_thread(peer_agent.connect, address, namespace=cluster.namespace, engine="blocking") as engine:
+
+        def work(number: int) -> None:
+            fingerprints = cluster.blocks.chain(3, root=str(number % 3))
+            blocks = Blocks(cluster.namespace)
+            for _ in range(10):
+                engine.store(fingerprints, blocks.data(fingerprints))
+                into = blocks.room(fingerprints)
+                blocks.check(fingerprints, into, engine.load(fingerprints, into=into))
+
+        await asyncio.gather(*(asyncio.to_thread(work, number) for number in range(6)))
+    cluster.agents["a"].store._inventory.check()
 
 
 async def test_connect_says_what_is_wrong_when_nobody_answers(directory: Path):
