@@ -6,7 +6,6 @@ machine, which is printed with them. Does not: judge a figure.
 
 from __future__ import annotations
 
-import importlib
 import os
 import platform
 import sys
@@ -18,6 +17,7 @@ import click
 from kvdir.cli.output import CommandFailed, Exit, emit, facts, output_option, progress_bar, progress_option, stack, table
 
 Advance = Callable[..., None]
+Measure = Callable[[Advance], Mapping[str, Any]]
 
 
 @click.group()
@@ -37,7 +37,13 @@ def bench() -> None:
 @progress_option
 def index(entries: int, output: str, progress: bool | None) -> None:
     """The native index against a dict of sets and the gather floor (random 16-byte reads with prefetch)."""
-    run_bench("kvdir.cli.bench_index:run_index_bench", "index", output=output, progress=progress, entries=entries)
+
+    def measure(advance: Advance) -> Mapping[str, Any]:
+        from kvdir.cli.bench_index import run_index_bench
+
+        return run_index_bench(entries, advance=advance)
+
+    run_bench("index", measure, output=output, progress=progress)
 
 
 @bench.command()
@@ -45,7 +51,13 @@ def index(entries: int, output: str, progress: bool | None) -> None:
 @progress_option
 def ingest(output: str, progress: bool | None) -> None:
     """Events over gRPC into one coordinator: blocks a second, per core and on the wall clock."""
-    run_bench("kvdir.cli.bench_ingest:run_ingest_bench", "ingest", output=output, progress=progress)
+
+    def measure(advance: Advance) -> Mapping[str, Any]:
+        from kvdir.cli.bench_ingest import run_ingest_bench
+
+        return run_ingest_bench(advance=advance)
+
+    run_bench("ingest", measure, output=output, progress=progress)
 
 
 @bench.command()
@@ -53,24 +65,30 @@ def ingest(output: str, progress: bool | None) -> None:
 @progress_option
 def lookup(output: str, progress: bool | None) -> None:
     """Lookups over gRPC: p50, p99, CPU a call, and where the time goes."""
-    run_bench("kvdir.cli.bench_lookup:run_lookup_bench", "lookup", output=output, progress=progress)
+
+    def measure(advance: Advance) -> Mapping[str, Any]:
+        from kvdir.cli.bench_lookup import run_lookup_bench
+
+        return run_lookup_bench(advance=advance)
+
+    run_bench("lookup", measure, output=output, progress=progress)
 
 
-def run_bench(target: str, name: str, *, output: str, progress: bool | None, **arguments: Any) -> None:
-    """Runs "module:function"(**arguments, advance=...) and prints its figures; `advance(n, text)` reports progress in shares.
+def run_bench(name: str, measure: Measure, *, output: str, progress: bool | None) -> None:
+    """Runs `measure(advance)` and prints the mapping it returns; `advance(share, text)` reports progress, shares sum to 1.
 
-    The function returns a mapping; the key `rows` (a list of mappings), if there is one, becomes a table of its own.
+    The key `rows` (a list of mappings), if there is one, becomes a table of its own.
     """
-    module, _, function = target.partition(":")
-    try:
-        measure = getattr(importlib.import_module(module), function)
-    except ModuleNotFoundError as error:
-        if not (error.name or "").endswith("._native"):
-            raise
-        raise CommandFailed(f"bench {name} needs the native modules: {error}. Run `make build`.", exit=Exit.START) from error
     with progress_bar(name, 1.0, show=progress) as advance:
-        figures: dict[str, Any] = measure(**arguments, advance=advance)
-    document = {"bench": name, "machine": machine(), **figures}
+        try:
+            figures = measure(advance)
+        except ModuleNotFoundError as error:
+            if not (error.name or "").endswith("._native"):
+                raise
+            raise CommandFailed(
+                f"bench {name} needs the native modules: {error}. Run `make build`.", exit=Exit.START
+            ) from error
+    document = {"bench": name, **figures, "machine": machine()}
     emit(document, lambda: _view(name, document), output=output)
 
 
@@ -95,7 +113,7 @@ def _cpu_model() -> str:
 
 
 def _view(name: str, document: Mapping[str, Any]) -> object:
-    parts = [facts({**document["machine"]}, title=f"kvdir bench {name}")]
+    parts = [facts(document["machine"], title=f"bench {name}")]
     plain = {key: show(value) for key, value in document.items() if key not in ("bench", "machine", "rows")}
     if plain:
         parts.append(facts(plain))

@@ -163,9 +163,9 @@ def progress_bar(description: str, total: float, *, show: bool | None = None) ->
     if not (sys.stderr.isatty() if show is None else show):
         yield lambda n=1.0, text=None: None
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     with Progress(*columns, console=_console(sys.stderr), transient=True) as bar:
         task = bar.add_task(description, total=total)
 
