@@ -254,7 +254,10 @@ class Engine:
 
     def _attach(self) -> None:
         """Runs in a thread until there is a session or a reason why not; `close` cancels it. Waits for an absent agent."""
-        call = self._stub.Attach(attach_request(self.namespace, engine=self.name), wait_for_ready=True)
+        try:
+            call = self._stub.Attach(attach_request(self.namespace, engine=self.name), wait_for_ready=True)
+        except ValueError:
+            return  # gRPC's word for a channel closed meanwhile
         with self._lock:
             if self._closed:
                 call.cancel()

@@ -12,10 +12,13 @@ import socket
 from dataclasses import dataclass
 
 from kvdir.config import setting
+from kvdir.rpc.channel import DEFAULT_MAX_MESSAGE_BYTES
 
 TRANSPORTS = ("shm", "tcp")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 UNIX_PATH_LIMIT_BYTES = 107
+MAX_FINGERPRINTS = DEFAULT_MAX_MESSAGE_BYTES // 64
+"""Records of 32 bytes in half a message; the rest is for fingerprints, nodes and framing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +142,10 @@ class AgentConfig:
         names = [name for name in self.__dataclass_fields__ if name.startswith("max_")]
         names += ["arena_bytes", "connect_timeout_s", "breaker_s", "breaker_max_s", "directory_timeout_s"]
         names += ["queue_events", "ring_bytes"]
-        return [f"{name}: must be positive" for name in names if getattr(self, name) <= 0]
+        out = [f"{name}: must be positive" for name in names if getattr(self, name) <= 0]
+        if self.max_fingerprints > MAX_FINGERPRINTS:
+            out.append(f"max_fingerprints: must be at most {MAX_FINGERPRINTS}, or answers do not fit into a gRPC message")
+        return out
 
 
 def split_address(text: str) -> tuple[str, int]:

@@ -6,7 +6,7 @@ import itertools
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
 from kvdir.core.event import Event, EventKind
 from kvdir.fingerprint import Fingerprints
@@ -15,8 +15,8 @@ from peer_agent.core.inventory import PEERS, Inventory
 from peer_agent.core.slot_table import SlotTable
 
 DIGEST = bytes(range(32))
-SLOTS = 5
-BLOCKS = st.lists(st.integers(0, 9), min_size=1, max_size=6)
+SLOTS = 4
+BLOCKS = st.lists(st.integers(0, 6), min_size=1, max_size=5)
 LEASES = st.sampled_from([1.0, 3.0])
 
 
@@ -58,14 +58,31 @@ class InventoryMachine(RuleBasedStateMachine):
         read = [offsets for expires_s, offsets in self.readable.values() if expires_s > self.now_s]
         return set().union(*read, *(offsets for _, offsets in self.writable.values()))
 
+    @initialize(target=sessions)
+    def attach_first(self) -> int:
+        return self.attach_one()
+
     @rule(target=sessions)
     def attach(self) -> int:
+        return self.attach_one()
+
+    def attach_one(self) -> int:
         self.next_session += 1
         self.inventory.open_session(self.next_session)
         return self.next_session
 
+    @rule(session=sessions, blocks=BLOCKS)
+    def store(self, session: int, blocks: list[int]) -> None:
+        number = self.reserve_some(session, blocks, 1.0)
+        if number:
+            self.commit_some(number, session, len(blocks))
+
     @rule(target=reservations, session=sessions, blocks=BLOCKS, lease_s=LEASES)
     def reserve(self, session: int, blocks: list[int], lease_s: float):
+        number = self.reserve_some(session, blocks, lease_s)
+        return (number, session) if number else multiple()
+
+    def reserve_some(self, session: int, blocks: list[int], lease_s: float) -> int:
         guarded = self.may_not_be_rewritten()
         before = set(self.visible)
         answer = self.inventory.reserve(DIGEST, fingerprints(blocks), session=session, now_s=self.now_s, lease_s=lease_s)
@@ -75,14 +92,15 @@ class InventoryMachine(RuleBasedStateMachine):
         for position, state in enumerate(answer.states):
             assert state != BlockState.PRESENT or blocks[position] in before
         self.apply(answer.events)
-        if not answer.reservation:
-            return multiple()
-        self.writable[answer.reservation] = (session, offsets)
-        return answer.reservation, session
+        if answer.reservation:
+            self.writable[answer.reservation] = (session, offsets)
+        return answer.reservation
 
     @rule(item=consumes(reservations), keep=st.integers(0, 3))
     def commit(self, item: tuple[int, int], keep: int) -> None:
-        number, session = item
+        self.commit_some(*item, keep)
+
+    def commit_some(self, number: int, session: int, keep: int) -> None:
         granted = self.inventory.granted(number, session=session)
         if granted is not None:
             chosen = self.inventory.granted(number, session=session, positions=granted.positions[:keep])
@@ -97,7 +115,7 @@ class InventoryMachine(RuleBasedStateMachine):
         self.inventory.abort(item[0], session=item[1])
         self.writable.pop(item[0], None)
 
-    @rule(target=locks, blocks=BLOCKS, lease_s=LEASES)
+    @rule(target=locks, blocks=st.one_of(BLOCKS, st.just(list(range(7)))), lease_s=LEASES)
     def lock(self, blocks: list[int], lease_s: float):
         answer = self.inventory.lock(DIGEST, fingerprints(blocks), session=PEERS, now_s=self.now_s, lease_s=lease_s)
         records = [answer.records[at : at + 32] for at in range(0, len(answer.records), 32)]
@@ -121,12 +139,13 @@ class InventoryMachine(RuleBasedStateMachine):
         self.inventory.pin(DIGEST, fingerprints(blocks), now_s=self.now_s, pin_s=pin_s)
         self.pinned |= {block: self.now_s + pin_s for block in blocks if block in self.visible}
 
-    @rule(blocks=BLOCKS)
-    def discard(self, blocks: list[int]) -> None:
+    @rule(block=st.integers(0, 6))
+    def discard(self, block: int) -> None:
+        blocks = [block]
         self.pinned = {block: until_s for block, until_s in self.pinned.items() if block not in blocks}
         self.apply(self.inventory.discard(DIGEST, fingerprints(blocks))[1])
 
-    @rule(step_s=st.sampled_from([0.5, 1.0, 5.0]))
+    @rule(step_s=st.sampled_from([0.25, 1.0]))
     def time_passes(self, step_s: float) -> None:
         self.now_s += step_s
         ended = self.inventory.tick(self.now_s)
@@ -151,5 +170,5 @@ class InventoryMachine(RuleBasedStateMachine):
         assert held == self.visible
 
 
-InventoryMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+InventoryMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
 TestInventory = InventoryMachine.TestCase

@@ -41,6 +41,7 @@ def test_defaults_listen_on_loopback_only():
         ({"event_loss": 1.0}, "event_loss: must be"),
         ({"log_level": "loud"}, "'loud' is not one of"),
         ({"max_locks": 0}, "max_locks: must be positive"),
+        ({"max_fingerprints": 1 << 20}, "max_fingerprints: must be at most 262144"),
         ({"node": "a/b"}, "node: 'a/b' must not"),
     ],
 )
