@@ -95,7 +95,7 @@ u64 Index::store(const Fingerprints& blocks, u64 scope, u32 holder, u32 now_s, S
     {
         Batch batch(sets_, holder, true);
         auto reserve = [&](u64 count) { table_.reserve(count); };
-        for_each_key(table_, KeyMix(header().seed, scope), blocks, reserve, [&](u64 position, u64 key) {
+        for_each_key<Purpose::put>(table_, KeyMix(header().seed, scope), blocks, reserve, [&](u64 position, u64 key) {
             Slot* slot = table_.put(key);
             Step step = batch.step(slot->set);
             slot->set = step.to;
@@ -113,8 +113,7 @@ u64 Index::remove(const Fingerprints& blocks, u64 scope, u32 holder, Sketch* ske
     u64 changed;
     {
         Batch batch(sets_, holder, false);
-        for_each_key(table_, KeyMix(header().seed, scope), blocks, [](u64) {}, [&](u64 position, u64 key) {
-            Slot* slot = table_.find(key);
+        find_each(table_, KeyMix(header().seed, scope), blocks, [&](u64 position, Slot* slot) {
             if (!slot) return;
             Step step = batch.step(slot->set);
             if (step.to) {
@@ -131,14 +130,13 @@ u64 Index::remove(const Fingerprints& blocks, u64 scope, u32 holder, Sketch* ske
 }
 
 void Index::touch(const Fingerprints& blocks, u64 scope, u32 now_s) {
-    for_each_key(table_, KeyMix(header().seed, scope), blocks, [](u64) {}, [&](u64, u64 key) {
-        if (Slot* slot = table_.find(key)) slot->access = std::max(slot->access, now_s);
+    find_each(table_, KeyMix(header().seed, scope), blocks, [&](u64, Slot* slot) {
+        if (slot) slot->access = std::max(slot->access, now_s);
     });
 }
 
 void Index::last_access(const Fingerprints& blocks, u64 scope, u32* out) const {
-    for_each_key(table_, KeyMix(header().seed, scope), blocks, [](u64) {}, [&](u64 position, u64 key) {
-        const Slot* slot = table_.find(key);
+    find_each(table_, KeyMix(header().seed, scope), blocks, [&](u64 position, const Slot* slot) {
         out[position] = slot && sets_.resolve(slot->set) ? slot->access : 0;
     });
 }

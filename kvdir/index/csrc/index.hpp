@@ -88,24 +88,30 @@ private:
     Sets sets_;
 };
 
-// Calls visit(position, key) for each block, with the table's lines on their way kAhead blocks early, and
-// before(count) ahead of each group of up to kGroup blocks.
 constexpr u64 kGroup = 256;
 constexpr u64 kAhead = 16;
 
-template <class Before, class Visit>
+// Calls visit(position, key) for each block, with the table's lines on their way kAhead blocks earlier, and before(count)
+// ahead of each group of up to kGroup blocks.
+template <Purpose purpose, class Before, class Visit>
 void for_each_key(const Table& table, KeyMix mix, const Fingerprints& blocks, Before before, Visit visit) {
     u64 keys[kGroup];
     for (u64 start = 0; start < blocks.count; start += kGroup) {
         u64 count = blocks.count - start < kGroup ? blocks.count - start : kGroup;
         before(count);
         for (u64 i = 0; i < count; ++i) keys[i] = mix(blocks.head(start + i));
-        for (u64 i = 0; i < count && i < kAhead; ++i) table.prefetch(keys[i]);
+        for (u64 i = 0; i < count && i < kAhead; ++i) table.prefetch<purpose>(keys[i]);
         for (u64 i = 0; i < count; ++i) {
-            if (i + kAhead < count) table.prefetch_put(keys[i+kAhead]);
+            if (i + kAhead < count) table.prefetch<purpose>(keys[i + kAhead]);
             visit(start + i, keys[i]);
         }
     }
+}
+
+// Calls visit(position, slot) for each block, with nullptr for those that are not there.
+template <class Visit>
+void find_each(const Table& table, KeyMix mix, const Fingerprints& blocks, Visit visit) {
+    for_each_key<Purpose::find>(table, mix, blocks, [](u64) {}, [&](u64 position, u64 key) { visit(position, table.find(key)); });
 }
 
 }  // namespace kvdir

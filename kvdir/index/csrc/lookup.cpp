@@ -124,9 +124,8 @@ Answer Index::lookup_sparse(const Fingerprints& blocks, u64 scope) const {
     Answer answer;
     RunWriter runs(sets_, answer);
     Resolver resolve(sets_);
-    for_each_key(table_, KeyMix(header().seed, scope), blocks, [](u64) {}, [&](u64 position, u64 key) {
-        runs.add(position, 1, resolve(table_.find(key)));
-    });
+    find_each(table_, KeyMix(header().seed, scope), blocks,
+              [&](u64 position, const Slot* slot) { runs.add(position, 1, resolve(slot)); });
     return answer;
 }
 
@@ -141,7 +140,7 @@ Answer Index::lookup_prefix(const Fingerprints& blocks, u64 scope) const {
 
     // Every block from the end of the prefix up to and including `last`.
     auto follow = [&](u64 last) {
-        for (u64 i = prefix.end(); i < last; ++i) table_.prefetch(key_at(i));
+        for (u64 i = prefix.end(); i < last; ++i) table_.prefetch<Purpose::find>(key_at(i));
         for (u64 i = prefix.end(); i <= last; ++i) {
             if (!prefix.extend(i + 1, set_at(i))) return false;
         }
@@ -152,9 +151,9 @@ Answer Index::lookup_prefix(const Fingerprints& blocks, u64 scope) const {
     u64 final = blocks.count - 1;
     auto probe_at = [&](u64 number) { return std::min(number * kStride, final); };
     u64 probes = (final + kStride - 1) / kStride;
-    for (u64 i = 1; i <= probes && i <= kAhead; ++i) table_.prefetch(key_at(probe_at(i)));
+    for (u64 i = 1; i <= probes && i <= kAhead; ++i) table_.prefetch<Purpose::find>(key_at(probe_at(i)));
     for (u64 i = 1; i <= probes; ++i) {
-        if (i + kAhead <= probes) table_.prefetch(key_at(probe_at(i + kAhead)));
+        if (i + kAhead <= probes) table_.prefetch<Purpose::find>(key_at(probe_at(i + kAhead)));
         u64 position = probe_at(i);
         bool going = set_at(position) == prefix.set() ? prefix.extend(position + 1, prefix.set()) : follow(position);
         if (!going) break;
