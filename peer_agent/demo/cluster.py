@@ -1,20 +1,20 @@
 """The demo's cluster: a coordinator and agents as real processes on free loopback ports, arenas in a directory of its own.
 
 Rules: everything it made is gone when the block ends, however it ends: processes by their pid, arenas with their directory.
-What a killed demo left behind in shared memory is removed by the next one (the directory's name carries the pid). Memory
-is checked before anything is started. Does not: send requests.
+What a killed demo left behind in shared memory is removed by the next one, which knows by a file lock that nobody uses it.
+Memory is checked before anything is started. Does not: send requests.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import os
-import re
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,8 @@ from peer_agent.demo.processes import Child
 from peer_agent.memory.layout import SUPERBLOCK_BYTES, stride_bytes
 
 SHARED_MEMORY = Path("/dev/shm")
-DIRECTORY_NAME = re.compile(r"kvdir-demo-(\d+)-\w+")
+DIRECTORY_PREFIX = "kvdir-demo-"
+LOCK_NAME = "in-use"
 READY_S = 60.0
 GRACE_S = 5.0
 SPARE_BYTES = 64 * 2**20  # left free for everybody else on the machine
@@ -129,9 +130,9 @@ async def demo_cluster(plan: ClusterPlan) -> AsyncIterator[DemoCluster]:
     refuse_without_room(plan)
     with (
         tempfile.TemporaryDirectory(prefix="kvdir-demo-") as work,
-        tempfile.TemporaryDirectory(prefix=f"kvdir-demo-{os.getpid()}-", dir=SHARED_MEMORY) as arenas,
+        arena_directory() as arenas,
     ):
-        cluster = DemoCluster(plan, work=Path(work), arenas=Path(arenas))
+        cluster = DemoCluster(plan, work=Path(work), arenas=arenas)
         try:
             await cluster.start()
             yield cluster
@@ -155,12 +156,28 @@ def refuse_without_room(plan: ClusterPlan, *, free_bytes: int | None = None) -> 
     )
 
 
-def remove_leftovers(directory: Path = SHARED_MEMORY) -> None:
-    """Removes arenas of demos whose process no longer exists; those of others are left alone."""
-    for path in directory.glob("kvdir-demo-*"):
-        match = DIRECTORY_NAME.fullmatch(path.name)
-        if match and path.stat().st_uid == os.getuid() and not Path(f"/proc/{match[1]}").exists():
-            shutil.rmtree(path, ignore_errors=True)
+@contextlib.contextmanager
+def arena_directory(parent: Path = SHARED_MEMORY) -> Iterator[Path]:
+    """A new directory for arenas, removed at the end; its lock is held as long as this process lives (flock(2))."""
+    with tempfile.TemporaryDirectory(prefix=f"{DIRECTORY_PREFIX}{os.getpid()}-", dir=parent) as name:
+        lock = os.open(Path(name) / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield Path(name)
+        finally:
+            os.close(lock)
+
+
+def remove_leftovers(parent: Path = SHARED_MEMORY) -> None:
+    """Removes arenas of demos that have ended without doing so. One without a lock file is being made right now, or empty."""
+    for path in parent.glob(f"{DIRECTORY_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path)
+            finally:
+                os.close(lock)
 
 
 async def _all(starting: Iterable[Awaitable[Child]]) -> list[Child]:

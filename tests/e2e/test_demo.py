@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import random
 import signal
 import subprocess
@@ -18,7 +17,7 @@ import psutil
 import pytest
 
 from kvdir.testing.wait import eventually
-from peer_agent.demo.cluster import DIRECTORY_NAME, SHARED_MEMORY, remove_leftovers
+from peer_agent.demo.cluster import SHARED_MEMORY, arena_directory, remove_leftovers
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -49,19 +48,10 @@ def trace(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def nothing_left_behind() -> Iterator[None]:
-    before, directories = set(psutil.Process().children(recursive=True)), set(_orphans())
+def no_process_left_behind() -> Iterator[None]:
+    before = set(psutil.Process().children(recursive=True))
     yield
     assert set(psutil.Process().children(recursive=True)) <= before
-    assert set(_orphans()) <= directories
-
-
-def _orphans() -> Iterator[Path]:
-    """Arenas of demos that have ended; others may run on this machine at the same time."""
-    for path in SHARED_MEMORY.glob("kvdir-demo-*"):
-        match = DIRECTORY_NAME.fullmatch(path.name)
-        if match and not psutil.pid_exists(int(match[1])):
-            yield path
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -159,13 +149,9 @@ async def test_children_end_and_the_next_demo_cleans_up_when_the_demo_is_killed(
         children = demo.children()
         demo.kill()
         await eventually(lambda: _gone(children), within_s=60, what="children have ended with their parent")
-    left = list(SHARED_MEMORY.glob(f"kvdir-demo-{demo.pid}-*"))
-    assert left
-    mine = SHARED_MEMORY / f"kvdir-demo-{os.getpid()}-living"
-    mine.mkdir()
-    try:
+    (left,) = SHARED_MEMORY.glob(f"kvdir-demo-{demo.pid}-*")
+    with arena_directory() as living:
         remove_leftovers()
-        assert not left[0].exists()
-        assert mine.exists()
-    finally:
-        mine.rmdir()
+        assert not left.exists()
+        assert living.exists()
+    assert not living.exists()
