@@ -2,6 +2,7 @@
 
 import gc
 import struct
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -196,3 +197,28 @@ def test_the_last_holder_number_costs_one_page_and_not_its_whole_range() -> None
     before = index.stats().bytes
     index.store(fingerprints(range(10)), 16, scope=0, holder=2**24 - 1, now_s=1)
     assert index.stats().bytes - before < 1 << 16
+
+
+EXHAUST = """
+import os, resource
+from kvdir.index import Index
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (200 << 20),) * 2)
+index, stored = Index(seed=1), 0
+first = os.urandom(80_000)
+stored += index.store(first, 8, scope=0, holder=1, now_s=1)
+try:
+    while True:
+        stored += index.store(os.urandom(80_000), 8, scope=0, holder=1, now_s=1)
+except MemoryError as error:
+    assert "raise the limit" in str(error), error
+assert 1_000_000 < stored <= index.stats().blocks == index.holder_blocks(1) < stored + 10_000
+assert index.lookup(first, 8, scope=0).hits == 10_000
+assert index.drop(1) >= stored
+assert index.store(first, 8, scope=0, holder=2, now_s=1) == 10_000, "room of dropped blocks is used again"
+assert index.lookup(first, 8, scope=0).hits == 10_000
+"""
+
+
+def test_a_full_index_keeps_what_it_has_and_takes_more_after_a_drop_when_address_space_is_limited() -> None:
+    subprocess.run([sys.executable, "-c", EXHAUST], check=True, timeout=50)

@@ -63,13 +63,7 @@ public:
     bool is_first(Step step) const { return step.changes && step.to == alone_; }
     u64 changed() const { return changed_; }
 
-private:
-    // Settles first: that may free sets, and the next step must not name one of them.
-    void turn(u32 from) {
-        settle();
-        step_ = adding_ ? (from ? sets_.plus(from, holder_) : Step{alone_, true}) : sets_.minus(from, holder_);
-        from_ = from;
-    }
+    // Counts the references of the run so far.
     void settle() noexcept {
         if (pending_ && from_ != step_.to) {
             if (step_.to) sets_.acquire(step_.to, pending_);
@@ -78,6 +72,14 @@ private:
         pending_ = 0;
         from_ = 0;
         step_ = {alone_, adding_};
+    }
+
+private:
+    // Settles first: that may free sets, and the next step must not name one of them.
+    void turn(u32 from) {
+        settle();
+        step_ = adding_ ? (from ? sets_.plus(from, holder_) : Step{alone_, true}) : sets_.minus(from, holder_);
+        from_ = from;
     }
 
     Sets& sets_;
@@ -94,7 +96,11 @@ u64 Index::store(const Fingerprints& blocks, u64 scope, u32 holder, u32 now_s, S
     u64 changed;
     {
         Batch batch(sets_, holder, true);
-        auto reserve = [&](u64 count) { table_.reserve(count); };
+        auto reserve = [&](u64 count) {
+            batch.settle();
+            if (!table_.fits(count)) sweep_slots(~u64{0}, kSweepPerBlock * count);  // room of dead blocks before new room
+            table_.reserve(count);
+        };
         for_each_key<Purpose::put>(table_, KeyMix(header().seed, scope), blocks, reserve, [&](u64 position, u64 key) {
             Slot* slot = table_.put(key);
             Step step = batch.step(slot->set);

@@ -30,7 +30,7 @@ void Table::create(u64 expected) {
 
 void Table::reserve(u64 count) {
     for (u64 credit = count * kMovesPerInsert; growing() && credit;) credit -= std::min(credit, move_chunk());
-    while (state_.used + count > limit(state_.capacity)) {
+    while (!fits(count)) {
         while (growing()) move_chunk();
         begin_growth(count);
     }

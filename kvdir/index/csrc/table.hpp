@@ -98,6 +98,8 @@ public:
         return slot->key == key ? slot : nullptr;
     }
 
+    bool fits(u64 count) const { return state_.used + count <= limit(state_.capacity); }
+
     // Makes sure that `count` insertions fit, and pays for growth in proportion: never more than a fixed number of moves per
     // insertion. Call before `put`. Throws std::bad_alloc when memory is exhausted; nothing is lost then.
     void reserve(u64 count);
