@@ -32,7 +32,7 @@ async def _probe(peer: str, names: tuple[str, ...], timeout_s: float) -> dict[st
     import grpc.aio
 
     from kvdir.rpc.channel import client_options
-    from peer_agent.server.peers import PeerFailure, say_hello
+    from peer_agent.server.peer import PeerFailure, say_hello
 
     async with grpc.aio.insecure_channel(peer, options=client_options()) as channel:
         times_s = []

@@ -9,29 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-import logging
-import os
 import random
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
-from traceback import format_exception
 from typing import Any, Self
 
 import grpc.aio
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from kvdir.client.publisher import PublisherIdentity
 from kvdir.core.outbox import OwnerOutbox
 from kvdir.errors import ConfigError
-from kvdir.obs.http import HttpSide, LoopPulse
-from kvdir.obs.logs import say
-from kvdir.obs.metrics import CallFigures
-from kvdir.rpc.channel import client_options, server_options
-from kvdir.rpc.interceptors import EdgeInterceptor
+from kvdir.obs.http import LoopPulse
+from kvdir.rpc.channel import client_options
 from peer_agent.core.inventory import Inventory
 from peer_agent.core.slot_table import SlotTable
 from peer_agent.memory import presence
@@ -41,6 +33,7 @@ from peer_agent.server.config import AgentConfig, join_address, split_address
 from peer_agent.server.directory import Coordinators
 from peer_agent.server.engine_service import EngineService
 from peer_agent.server.identity import Identity, Limits
+from peer_agent.server.listeners import Listeners
 from peer_agent.server.metrics import AgentCollector
 from peer_agent.server.namespaces import read_namespaces
 from peer_agent.server.peer_service import PeerService
@@ -53,17 +46,11 @@ from peer_agent.server.ticker import run_ticker
 from peer_agent.transport.base import Transport
 from peer_agent.transport.registry import PlaneOptions, open_transports
 from peer_agent.transport.tcp import TcpTransport
-from peer_agent.v1 import engine_pb2_grpc, peer_pb2_grpc
-
-log = logging.getLogger(__name__)
 
 MAX_TASKS = 1024
 MAX_PREFETCHES = 64
 GOODBYE_S = 1.5
 ALIVE_S = 10.0
-PEER_SERVICE = "peer_agent.v1.Peer"
-ENGINE_SERVICE = "peer_agent.v1.Engine"
-
 
 OpenPlanes = Callable[..., dict[str, Transport]]
 
@@ -81,6 +68,23 @@ class Ready:
     arena: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What start-up hands from one step to the next."""
+
+    arena: Arena
+    outbox: OwnerOutbox
+    planes: dict[str, Transport]
+    offers: dict[str, bytes]
+    tasks: OwnedTasks
+    peers: Peers
+    directory: Coordinators | None
+
+    def is_writing(self, session: int) -> bool:
+        """Whether an engine may still write into slots that it reserved."""
+        return presence.is_held(self.arena.fd, session)
+
+
 class Agent:
     """A running agent. Made by `start`; `close` takes it down."""
 
@@ -95,10 +99,8 @@ class Agent:
         self.publishing: Publishing
         self._stack = contextlib.AsyncExitStack()
         self._clock = time.monotonic
-        self._calls = CallFigures()
-        self._bugs = 0
+        self._listeners = Listeners(config, self._stack)
         self._draining = False
-        self._health = health.aio.HealthServicer()
 
     @classmethod
     async def start(cls, config: AgentConfig, *, open_planes: OpenPlanes = open_transports) -> Self:
@@ -117,7 +119,7 @@ class Agent:
     async def close(self) -> None:
         """Stops taking calls, says goodbye to coordinators, lets what runs end within grace_s, and takes everything down."""
         self._draining = True
-        await self._health.enter_graceful_shutdown()
+        await self._listeners.drain()
         await self._stack.aclose()
 
     # putting together, bottom up
@@ -134,7 +136,7 @@ class Agent:
         planes = self._build_planes(arena)
         offers = await self._export(planes)
         self.store.planes = tuple(planes.values())
-        tasks, prefetches = OwnedTasks(limit=MAX_TASKS), OwnedTasks(limit=MAX_PREFETCHES)
+        tasks = OwnedTasks(limit=MAX_TASKS)
         peers = self._build_peers(planes, tasks)
         self._stack.push_async_callback(peers.close)
         directory = self._build_directory()
@@ -150,49 +152,62 @@ class Agent:
             directory_timeout_s=config.directory_timeout_s,
         )
         self._stack.push_async_callback(tasks.close, timeout_s=config.grace_s)
-        self._stack.push_async_callback(prefetches.close, timeout_s=0.0)
+        await self._serve(_Parts(arena, outbox, planes, offers, tasks, peers, directory))
 
-        identity, limits = self._identity(arena), self._limits()
-        peer_service = PeerService(self.store, arena.region, identity, limits, offers=offers, owner_seq=lambda: outbox.last_seq)
-        peer_address = await self._serve_peers(peer_service)
-        self.publishing = self._build_publishing(peer_address, outbox)
-        engine_service = EngineService(
-            self.store,
-            self.reader,
-            directory,
-            identity,
-            limits,
-            prefetches=prefetches,
-            is_writing=functools.partial(presence.is_held, arena.fd),
-            publishing=self.publishing.in_words,
-        )
-        engine_address = await self._serve_engines(engine_service)
+    async def _serve(self, parts: _Parts) -> None:
+        """Listens, top down from here: peers, engines, http; then the clock, and last the word to the coordinators."""
+        peer_address = await self._listeners.serve_peers(self._build_peer_service(parts))
+        self.publishing = self._build_publishing(peer_address, parts.outbox)
+        engine_address = await self._listeners.serve_engines(self._build_engine_service(parts))
         collector = AgentCollector(
             store=self.store,
             reader=self.reader,
-            peers=peers,
+            peers=parts.peers,
             publishing=self.publishing,
-            outbox=outbox,
-            calls=self._calls,
-            bugs=lambda: self._bugs,
-            tasks=tasks,
-            planes=planes,
+            outbox=parts.outbox,
+            calls=self._listeners.calls,
+            bugs=lambda: self._listeners.bugs,
+            tasks=parts.tasks,
+            planes=parts.planes,
         )
         pulse = LoopPulse(limit_s=ALIVE_S)
-        http_address = self._serve_http(collector, pulse)
-        is_writing = functools.partial(presence.is_held, arena.fd)
-        ticker = asyncio.create_task(run_ticker(self.store, peers, is_writing=is_writing, beat=pulse.beat), name="ticker")
-        self._stack.push_async_callback(_cancel, ticker)
+        http_address = self._listeners.serve_http(collector, pulse, not_ready=lambda: "draining" if self._draining else "")
+        ticking = run_ticker(self.store, parts.peers, is_writing=parts.is_writing, beat=pulse.beat)
+        self._stack.push_async_callback(_cancel, asyncio.create_task(ticking, name="ticker"))
         self.publishing.start()
         self._stack.push_async_callback(self.publishing.leave, timeout_s=GOODBYE_S)
         self.ready = Ready(
             node=self.node,
             epoch=self.epoch,
             peer=peer_address,
-            data=self._data_address(planes),
+            data=self._data_address(parts.planes),
             engine=engine_address,
             http=http_address,
-            arena=arena.path,
+            arena=parts.arena.path,
+        )
+
+    def _build_peer_service(self, parts: _Parts) -> PeerService:
+        return PeerService(
+            self.store,
+            parts.arena.region,
+            self._identity(parts.arena),
+            self._limits(),
+            offers=parts.offers,
+            owner_seq=lambda: parts.outbox.last_seq,
+        )
+
+    def _build_engine_service(self, parts: _Parts) -> EngineService:
+        prefetches = OwnedTasks(limit=MAX_PREFETCHES)
+        self._stack.push_async_callback(prefetches.close, timeout_s=0.0)
+        return EngineService(
+            self.store,
+            self.reader,
+            parts.directory,
+            self._identity(parts.arena),
+            self._limits(),
+            prefetches=prefetches,
+            is_writing=parts.is_writing,
+            publishing=self.publishing.in_words,
         )
 
     def _build_store(self, arena: Arena, namespaces: dict[bytes, Any], outbox: OwnerOutbox) -> Store:
@@ -271,69 +286,6 @@ class Agent:
             rng=random.Random(self.epoch),
         )
 
-    # listeners
-
-    async def _serve_peers(self, service: PeerService) -> str:
-        server = self._server()
-        peer_pb2_grpc.add_PeerServicer_to_server(service, server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        port = self._bind(server, self.config.listen, "listen")
-        await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
-        await self._health.set(PEER_SERVICE, health_pb2.HealthCheckResponse.SERVING)
-        await self._start(server)
-        bound = join_address(split_address(self.config.listen)[0], port)
-        return self.config.advertise or bound
-
-    async def _serve_engines(self, service: EngineService) -> str:
-        server = self._server()
-        engine_pb2_grpc.add_EngineServicer_to_server(service, server)
-        address = self.config.engine_address
-        with _private_files():
-            port = self._bind(server, address, "engine_listen")
-        await self._start(server)
-        self._stack.callback(service.close)
-        if address.startswith("unix:"):
-            self._stack.callback(_unlink, address.removeprefix("unix:"))
-            return address
-        return join_address(split_address(address)[0], port)
-
-    def _server(self) -> grpc.aio.Server:
-        def on_bug(method: str, request_id: str, error: Exception) -> None:
-            self._bugs += 1
-            say(
-                log,
-                logging.ERROR,
-                "call failed",
-                method=method,
-                request=request_id or "-",
-                error="".join(format_exception(error)),
-            )
-
-        edge = EdgeInterceptor(self._calls, max_deadline_s=self.config.max_deadline_s + 1.0, on_bug=on_bug)
-        return grpc.aio.server(interceptors=[edge], options=server_options())
-
-    def _bind(self, server: grpc.aio.Server, address: str, setting: str) -> int:
-        try:
-            port = server.add_insecure_port(address)
-        except RuntimeError as error:
-            raise ConfigError([f"{setting}: cannot listen on {address}: {error}; is another agent running there?"]) from error
-        if not port:
-            raise ConfigError([f"{setting}: cannot listen on {address}; is another agent running there?"])
-        return port
-
-    async def _start(self, server: grpc.aio.Server) -> None:
-        await server.start()
-        self._stack.push_async_callback(server.stop, self.config.grace_s)
-
-    def _serve_http(self, collector: AgentCollector, pulse: LoopPulse) -> str:
-        """Readiness never depends on a coordinator: it gates the engine's pod."""
-        if not self.config.http_listen:
-            return ""
-        host, port = split_address(self.config.http_listen)
-        side = HttpSide((host, port), collector, alive=pulse.fault, ready=lambda: "draining" if self._draining else "")
-        self._stack.push_async_callback(asyncio.to_thread, side.close)
-        return join_address(host, side.address[1])
-
     # values
 
     def _identity(self, arena: Arena) -> Identity:
@@ -364,21 +316,6 @@ class Agent:
 async def _cancel(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.wait({task})
-
-
-@contextlib.contextmanager
-def _private_files() -> Iterator[None]:
-    """Files made meanwhile are for this user only; a socket that is chmod-ed afterwards was open to all for a moment."""
-    before = os.umask(0o177)
-    try:
-        yield
-    finally:
-        os.umask(before)
-
-
-def _unlink(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
 
 
 def _version() -> str:

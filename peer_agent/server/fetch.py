@@ -20,7 +20,8 @@ from peer_agent.core.inventory import AGENT
 from peer_agent.core.plan import Ask
 from peer_agent.core.records import BLOCK_RECORD
 from peer_agent.server.load import Load, ReaderCounters
-from peer_agent.server.peers import LockAnswer, Peer, Peers
+from peer_agent.server.peer import LockAnswer, Peer
+from peer_agent.server.peers import Peers
 from peer_agent.server.store import Store
 from peer_agent.transport.base import ReadList, ReadStatus
 

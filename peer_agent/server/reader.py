@@ -26,7 +26,8 @@ from peer_agent.core.effects import BLOCK_RECORD_BYTES, LoadStatus
 from peer_agent.core.plan import Ask, Claim, ReadPlan
 from peer_agent.server.fetch import Fetcher, Source
 from peer_agent.server.load import Directory, Load, ReaderCounters
-from peer_agent.server.peers import LockAnswer, Peer, PeerFailure, Peers
+from peer_agent.server.peer import LockAnswer, Peer, PeerFailure
+from peer_agent.server.peers import Peers
 from peer_agent.server.store import Store
 from peer_agent.server.tasks import OwnedTasks
 

@@ -19,7 +19,7 @@ from kvdir.rpc.lookup_codec import encode_fingerprints
 from kvdir.testing.wait import eventually
 from peer_agent.core.effects import LoadStatus
 from peer_agent.core.records import BLOCK_RECORD
-from peer_agent.server.peers import PeerFailure
+from peer_agent.server.peer import PeerFailure
 from peer_agent.testing import local_cluster, sample_namespace
 from peer_agent.v1 import peer_pb2, peer_pb2_grpc
 

@@ -11,7 +11,8 @@ import pytest
 
 from kvdir.location import NodeTrust, StreamState
 from kvdir.testing.clock import ManualClock
-from peer_agent.server.peers import PeerFailure, Peers
+from peer_agent.server.peer import PeerFailure
+from peer_agent.server.peers import Peers
 from peer_agent.server.tasks import OwnedTasks
 
 

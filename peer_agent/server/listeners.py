@@ -1,0 +1,126 @@
+"""The ports of an agent: peers over TCP, engines over a socket of this host, http. Each bound or refused with what to do.
+
+Rules: two gRPC servers with one service each, so that nobody on the network can attach as an engine; what listens is stopped
+by the exit stack it was given, within grace_s. Does not: implement any service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Iterator
+from traceback import format_exception
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from prometheus_client.registry import Collector
+
+from kvdir.errors import ConfigError
+from kvdir.obs.http import HttpSide, LoopPulse
+from kvdir.obs.logs import say
+from kvdir.obs.metrics import CallFigures
+from kvdir.rpc.channel import server_options
+from kvdir.rpc.interceptors import EdgeInterceptor
+from peer_agent.server.config import AgentConfig, join_address, split_address
+from peer_agent.server.engine_service import EngineService
+from peer_agent.server.peer_service import PeerService
+from peer_agent.v1 import engine_pb2_grpc, peer_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+PEER_SERVICE = "peer_agent.v1.Peer"
+DEADLINE_MARGIN_S = 1.0
+"""Beyond max_deadline_s: a call that is answered at its deadline still gets its answer out."""
+
+
+class Listeners:
+    """See the module docstring. calls, bugs: what the interceptor counted."""
+
+    def __init__(self, config: AgentConfig, stack: contextlib.AsyncExitStack) -> None:
+        self.calls = CallFigures()
+        self.bugs = 0
+        self._config = config
+        self._stack = stack
+        self._health = health.aio.HealthServicer()
+
+    async def drain(self) -> None:
+        """Health says NOT_SERVING from now on."""
+        await self._health.enter_graceful_shutdown()
+
+    async def serve_peers(self, service: PeerService) -> str:
+        server = self._server()
+        peer_pb2_grpc.add_PeerServicer_to_server(service, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        port = self._bind(server, self._config.listen, "listen")
+        await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+        await self._health.set(PEER_SERVICE, health_pb2.HealthCheckResponse.SERVING)
+        await self._start(server)
+        bound = join_address(split_address(self._config.listen)[0], port)
+        return self._config.advertise or bound
+
+    async def serve_engines(self, service: EngineService) -> str:
+        server = self._server()
+        engine_pb2_grpc.add_EngineServicer_to_server(service, server)
+        address = self._config.engine_address
+        with _private_files():
+            port = self._bind(server, address, "engine_listen")
+        await self._start(server)
+        self._stack.callback(service.close)
+        if address.startswith("unix:"):
+            self._stack.callback(_unlink, address.removeprefix("unix:"))
+            return address
+        return join_address(split_address(address)[0], port)
+
+    def _server(self) -> grpc.aio.Server:
+        def on_bug(method: str, request_id: str, error: Exception) -> None:
+            self.bugs += 1
+            say(
+                log,
+                logging.ERROR,
+                "call failed",
+                method=method,
+                request=request_id or "-",
+                error="".join(format_exception(error)),
+            )
+
+        edge = EdgeInterceptor(self.calls, max_deadline_s=self._config.max_deadline_s + DEADLINE_MARGIN_S, on_bug=on_bug)
+        return grpc.aio.server(interceptors=[edge], options=server_options())
+
+    def _bind(self, server: grpc.aio.Server, address: str, setting: str) -> int:
+        try:
+            port = server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise ConfigError([f"{setting}: cannot listen on {address}: {error}; is another agent running there?"]) from error
+        if not port:
+            raise ConfigError([f"{setting}: cannot listen on {address}; is another agent running there?"])
+        return port
+
+    async def _start(self, server: grpc.aio.Server) -> None:
+        await server.start()
+        self._stack.push_async_callback(server.stop, self._config.grace_s)
+
+    def serve_http(self, collector: Collector, pulse: LoopPulse, *, not_ready: Callable[[], str]) -> str:
+        """Readiness never depends on a coordinator: it gates the engine's pod."""
+        if not self._config.http_listen:
+            return ""
+        host, port = split_address(self._config.http_listen)
+        side = HttpSide((host, port), collector, alive=pulse.fault, ready=not_ready)
+        self._stack.push_async_callback(asyncio.to_thread, side.close)
+        return join_address(host, side.address[1])
+
+
+@contextlib.contextmanager
+def _private_files() -> Iterator[None]:
+    """Files made meanwhile are for this user only; a socket that is chmod-ed afterwards was open to all for a moment."""
+    before = os.umask(0o177)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def _unlink(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)

@@ -1,0 +1,194 @@
+"""One connected agent: hello, lock, read, unlock. Its failures are values (`PeerFailure`) for the reader.
+
+Bytes under way are bounded per peer (peer_agent/core/budget.py); Unlocks travel with the next Lock, or alone after a moment.
+Does not: decide when a peer is worth a call (peers.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import grpc.aio
+
+from kvdir.errors import DeadlineExceeded, Overloaded, StaleEpoch, TooLarge, UnknownNamespace
+from kvdir.fingerprint import Fingerprints
+from kvdir.location import PROTOCOL_VERSION
+from kvdir.obs.logs import say
+from kvdir.rpc.cancel import call_alone_cancelled
+from kvdir.rpc.lookup_codec import encode_fingerprints
+from kvdir.rpc.status import from_rpc_error
+from peer_agent.core.budget import FlightBudget
+from peer_agent.transport.base import Connection, ReadList, ReadOutcome
+from peer_agent.v1 import peer_pb2, peer_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+UNLOCK_DELAY_S = 0.05
+"""How long an Unlock waits for a Lock to travel on."""
+
+UNLOCK_TIMEOUT_S = 1.0
+
+
+class PeerFailure(Exception):
+    """The peer did not answer usefully. late: by the deadline. restarted: it has another epoch now, ask again."""
+
+    def __init__(self, reason: str, *, late: bool = False, restarted: bool = False) -> None:
+        super().__init__(reason)
+        self.late = late
+        self.restarted = restarted
+
+
+@dataclass(frozen=True, slots=True)
+class LockAnswer:
+    """What the owner holds of a list: BLOCK_RECORD per fingerprint. lock is 0 when nothing was present."""
+
+    lock: int
+    epoch: int
+    records: bytes
+    owner_seq: int
+
+
+class Peer:
+    """One connected peer. `broken` once anything on it failed; then `Peers` makes a new one."""
+
+    def __init__(
+        self,
+        node: str,
+        address: str,
+        channel: grpc.aio.Channel,
+        hello: peer_pb2.HelloResponse,
+        connection: Connection,
+        *,
+        plane: str,
+        same_host: bool,
+        round_trip_s: float,
+        max_flight_bytes: int,
+    ) -> None:
+        self.node = node
+        self.address = address
+        self.epoch: int = hello.epoch
+        self.plane = plane
+        self.same_host = same_host
+        self.round_trip_s = round_trip_s
+        self.broken = False
+        self.lates = 0
+        self.used_s = 0.0
+        self._channel = channel
+        self._stub = peer_pb2_grpc.PeerStub(channel)
+        self._connection = connection
+        self._budget = FlightBudget(max_flight_bytes)
+        self._tickets = itertools.count()
+        self._waiting: dict[int, asyncio.Event] = {}
+        self._unlocks: list[int] = []
+
+    async def lock(
+        self, namespace_digest: bytes, fingerprints: Fingerprints, *, reader: str, lease_s: float, timeout_s: float
+    ) -> LockAnswer:
+        """Which of these does it hold? Raises PeerFailure."""
+        unlocks, self._unlocks = self._unlocks, []
+        request = peer_pb2.LockRequest(
+            namespace_digest=namespace_digest,
+            fingerprints=encode_fingerprints(fingerprints),
+            lease_ms=max(1, int(lease_s * 1000)),
+            expected_epoch=self.epoch,
+            reader=reader,
+            unlock=unlocks,
+        )
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        try:
+            answer = await self._stub.Lock(request, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise self._failure(error) from error
+        except grpc.aio.UsageError as error:
+            raise PeerFailure(f"{self.node}: the connection was closed") from error
+        except asyncio.CancelledError as error:
+            if not call_alone_cancelled():
+                raise
+            raise PeerFailure(f"{self.node}: the connection was closed meanwhile") from error
+        if len(answer.blocks) != 32 * len(fingerprints):
+            self.broken = True
+            raise PeerFailure(f"{self.node} answered {len(answer.blocks)} bytes of records for {len(fingerprints)} blocks")
+        self.round_trip_s += (loop.time() - began_s - self.round_trip_s) / 8  # moving average, as TCP's (RFC 6298)
+        return LockAnswer(answer.lock, answer.epoch, answer.blocks, answer.owner_seq)
+
+    async def read(self, blocks: ReadList, *, size_bytes: int, timeout_s: float) -> ReadOutcome | None:
+        """Reads within the bytes-in-flight budget; None when the time was up before it began."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + timeout_s
+        ticket = next(self._tickets)
+        try:
+            if not self._budget.ask(ticket, size_bytes):
+                event = self._waiting[ticket] = asyncio.Event()
+                async with asyncio.timeout_at(until_s):
+                    await event.wait()
+            left_s = until_s - loop.time()
+            return await self._connection.read(blocks, deadline_s=left_s) if left_s > 0 else None
+        except TimeoutError:
+            return None
+        finally:
+            self._waiting.pop(ticket, None)
+            for admitted in self._budget.give_back(ticket):
+                if (waiter := self._waiting.get(admitted)) is not None:
+                    waiter.set()
+
+    def unlock_soon(self, lock: int) -> bool:
+        """Queues an Unlock for the next Lock to carry. True: the caller must see to `flush_unlocks` (nobody else will)."""
+        self._unlocks.append(lock)
+        return len(self._unlocks) == 1
+
+    async def flush_unlocks(self) -> None:
+        """Sends queued Unlocks that no Lock has taken along. A lost one ends with its lease."""
+        await asyncio.sleep(UNLOCK_DELAY_S)  # the window in which a Lock may carry them
+        unlocks, self._unlocks = self._unlocks, []
+        if not unlocks or self.broken:
+            return
+        try:
+            await self._stub.Unlock(peer_pb2.UnlockRequest(locks=unlocks), timeout=UNLOCK_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            say(log, logging.DEBUG, "unlock not delivered", peer=self.node, error=error.details())
+        except grpc.aio.UsageError:
+            say(log, logging.DEBUG, "unlock not delivered", peer=self.node, error="closed")
+        except asyncio.CancelledError:
+            if not call_alone_cancelled():
+                raise
+
+    async def close(self) -> None:
+        self.broken = True
+        await self._connection.close()
+        await self._channel.close()
+
+    def _failure(self, error: grpc.aio.AioRpcError) -> PeerFailure:
+        meant = from_rpc_error(error, target=self.address)
+        match meant:
+            case DeadlineExceeded():
+                return PeerFailure(f"{self.node}: no answer in time", late=True)
+            case StaleEpoch():
+                self.broken = True
+                return PeerFailure(f"{self.node}: {meant}", restarted=True)
+            case UnknownNamespace() | TooLarge() | Overloaded():
+                return PeerFailure(f"{self.node}: {meant}")
+        self.broken = True
+        return PeerFailure(f"{self.node}: {meant}")
+
+
+async def say_hello(
+    channel: grpc.aio.Channel, *, me: str, epoch: int, planes: Sequence[str], timeout_s: float
+) -> tuple[peer_pb2.HelloResponse, float]:
+    """(its answer, round trip in seconds). Raises PeerFailure: not reachable, or another protocol version."""
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    request = peer_pb2.HelloRequest(protocol_version=PROTOCOL_VERSION, node=me, epoch=epoch, transports=planes)
+    try:
+        hello = await peer_pb2_grpc.PeerStub(channel).Hello(request, timeout=timeout_s, wait_for_ready=False)
+    except grpc.aio.AioRpcError as error:
+        raise PeerFailure(f"cannot be reached: {error.details()}") from error
+    if hello.protocol_version != PROTOCOL_VERSION:
+        raise PeerFailure(
+            f"{hello.node} speaks protocol {hello.protocol_version}, we speak {PROTOCOL_VERSION}: run the same release on both"
+        )
+    return hello, loop.time() - began_s
