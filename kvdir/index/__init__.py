@@ -61,7 +61,11 @@ class BlockIndex(Protocol):
     def store(
         self, fingerprints: Packed, width: int, *, scope: int, holder: int, now_s: int, sketch: BlockSketch | None = None
     ) -> int:
-        """Adds the holder to each block; returns how many did not have it before. `sketch` receives exactly those."""
+        """Adds the holder to each block; returns how many did not have it before. `sketch` receives exactly those.
+
+        The sketch must be of the same implementation as the index, or TypeError. Last access never goes back in time.
+        MemoryError when nothing is left: the blocks before the one that did not fit are stored and counted.
+        """
 
     def remove(self, fingerprints: Packed, width: int, *, scope: int, holder: int, sketch: BlockSketch | None = None) -> int:
         """Takes the holder from each block; returns how many had it. `sketch` loses exactly those."""
@@ -72,14 +76,15 @@ class BlockIndex(Protocol):
         """Sparse: every position on its own. Prefix: from position 0 for as long as one holder has every block so far.
 
         Prefix lookups probe every k-th position and refine where the set changes; a hole between two equal sets can
-        go unseen, because the owner is asked anyway. `touch_s` refreshes the last access of blocks found (seconds).
+        go unseen, because the owner is asked anyway. `touch_s` refreshes the last access of all blocks found (seconds),
+        which then costs as much as a sparse lookup of them.
         """
 
     def drop(self, holder: int) -> int:
         """Removes a holder everywhere, in O(distinct sets); returns how many blocks lost it. The number may be reused."""
 
     def holder_blocks(self, holder: int) -> int:
-        """Blocks that have the holder now; O(distinct sets)."""
+        """Blocks that have the holder now; O(1)."""
 
     def last_access(self, fingerprints: Packed, width: int, *, scope: int) -> bytes:
         """u32 little-endian seconds per position, 0 for a miss."""
@@ -90,8 +95,8 @@ class BlockIndex(Protocol):
     def dump(self, cursor: int, max_blocks: int) -> tuple[int, bytes, bytes, list[bytes]]:
         """(next cursor or 0 at the end, keys u64 LE, set numbers u32 LE into the list, sets as packed u32 holders).
 
-        Start with 0. Blocks present during the whole walk appear exactly once unless the index grows meanwhile, in
-        which case they may appear twice.
+        Start with 0. The cursor is the next key: blocks present during the whole walk appear exactly once, in the order
+        of their keys, whatever is stored, removed or dropped meanwhile.
         """
 
     def sweep(self, max_blocks: int) -> int:

@@ -23,7 +23,12 @@ class Lookup(NamedTuple):
 
 
 class IndexStats(NamedTuple):
-    """Figures about the index itself: counts are live blocks, bytes are resident bytes of the whole region."""
+    """Figures about the index itself.
+
+    blocks: live ones; those that wait to be swept are not counted. capacity: slots, of which at most 0.8 are used.
+    bytes: what the whole region takes once every page in use is resident; it never shrinks.
+    sets: distinct holder sets. holders: those with at least one block. growing: a step of growth is under way.
+    """
 
     blocks: int
     capacity: int

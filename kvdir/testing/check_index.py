@@ -208,6 +208,25 @@ def a_dump_has_every_block_once(made: Implementation) -> None:
         assert dump_all(index, page_blocks) == expected
 
 
+def a_dump_goes_on_while_the_index_changes(made: Implementation) -> None:
+    index = made.open_index(seed=1)
+    staying = fingerprints(range(300))
+    index.store(staying, 16, scope=0, holder=1, now_s=1)
+    seen: list[int] = []
+    cursor, turn = 0, 0
+    while True:
+        cursor, keys, _, _ = index.dump(cursor, 20)
+        seen += [key for (key,) in struct.iter_unpack("<Q", keys)]
+        if not cursor:
+            break
+        turn += 1
+        index.store(fingerprints(range(turn * 1000, turn * 1000 + 300)), 16, scope=0, holder=2, now_s=1)
+        if turn % 4 == 0:
+            index.drop(2)
+    assert len(seen) == len(set(seen)), "a block was dumped twice"
+    assert {key for (key,) in struct.iter_unpack("<Q", index.keys(staying, 16, scope=0))} <= set(seen)
+
+
 def growing_keeps_every_block(made: Implementation) -> None:
     index = made.open_index(seed=1)
     total, step = 6000, 73
@@ -309,6 +328,7 @@ CHECKS: tuple[Callable[[Implementation], None], ...] = (
     sweeping_changes_no_answer,
     last_access_is_the_newest,
     a_dump_has_every_block_once,
+    a_dump_goes_on_while_the_index_changes,
     growing_keeps_every_block,
     figures_count_what_is_there,
     every_contiguous_buffer_is_taken,
