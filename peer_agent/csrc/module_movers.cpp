@@ -18,6 +18,7 @@ class ReadOnItsWay : public Job {
         read.prepare();
         statuses.assign(read.wanted.size(), PEER_LOST);
     }
+    virtual void begin() {}
 };
 
 class ShmRead final : public ReadOnItsWay {
@@ -42,15 +43,29 @@ class TcpRead final : public ReadOnItsWay {
     PyObject* connection = nullptr;  // a reference of ours
     unsigned long long lock = 0, epoch = 0;
 
-    ~TcpRead() override { Py_XDECREF(connection); }
+    ~TcpRead() override {
+        reading_.reset();
+        Py_XDECREF(connection);
+    }
+    // In the event loop: the request is sent now, so that the owner is at work while a mover thread wakes up.
+    void begin() override { reading_ = client_of(connection).try_begin(job(), statuses.data()); }
     void run() noexcept override {
         try {
-            client_of(connection).read(
-                {lock, epoch, read.wanted.data(), read.blocks, read.to.data(), read.check != 0, read.deadline_ns}, statuses.data());
+            if (reading_ != nullptr)
+                client_of(connection).finish(std::move(reading_));
+            else
+                client_of(connection).read(job(), statuses.data());
         } catch (const std::exception&) {
         }
     }
     void abort() noexcept override { client_of(connection).close(); }
+
+  private:
+    ReadJob job() const {
+        return {lock, epoch, read.wanted.data(), read.blocks, read.to.data(), read.check != 0, read.deadline_ns};
+    }
+
+    TcpClient::ReadingPtr reading_;
 };
 
 struct MoversObject {
@@ -98,6 +113,7 @@ void movers_dealloc(PyObject* object) {
 PyObject* submit(PyObject* self, std::unique_ptr<ReadOnItsWay> job) {
     return guarded(PyExc_RuntimeError, [&] {
         job->prepare();
+        job->begin();
         return PyLong_FromUnsignedLongLong(movers_of(self).submit(std::move(job)));
     });
 }

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstring>
 #include <stdexcept>
+#include <utility>
 
 #include "clock.hpp"
 
@@ -59,17 +60,41 @@ TcpClient::TcpClient(const std::string& host, uint16_t port, uint64_t deadline_n
 }
 
 void TcpClient::close() {
-    const std::lock_guard<std::mutex> guard(fd_mutex_);
+    const std::lock_guard<std::mutex> guard(mutex_);
     broken_.store(true, std::memory_order_release);
     if (fd_) ::shutdown(fd_.get(), SHUT_RDWR);  // wakes a read in progress, which then closes fd_
-    const std::unique_lock<std::timed_mutex> idle(reading_, std::try_to_lock);
-    if (idle.owns_lock()) fd_.reset();
+    if (!busy_) fd_.reset();
 }
+
+// Called by who has the connection: nothing more may arrive on it.
+void TcpClient::give_up() {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    broken_.store(true, std::memory_order_release);
+    fd_.reset();
+}
+
+// Having the connection: ends with the object. Made by who has just set busy_.
+class TcpClient::Turn {
+  public:
+    explicit Turn(TcpClient& client) : client_(&client) {}
+    Turn(Turn&& other) noexcept : client_(std::exchange(other.client_, nullptr)) {}
+    ~Turn() {
+        if (client_ == nullptr) return;
+        const std::lock_guard<std::mutex> guard(client_->mutex_);
+        if (client_->broken()) client_->fd_.reset();
+        client_->busy_ = false;
+        client_->turn_.notify_one();
+    }
+
+  private:
+    TcpClient* client_;
+};
 
 // One `read`: what was asked, what has arrived, and which statuses follow from it.
 class TcpClient::Reading {
   public:
-    Reading(int fd, const ReadJob& job, uint8_t* statuses) : fd_(fd), job_(job), statuses_(statuses) {
+    Reading(Turn turn, TcpClient& client, const ReadJob& job, uint8_t* statuses)
+        : turn_(std::move(turn)), client_(client), fd_(client.fd_.get()), job_(job), statuses_(statuses) {
         for (uint32_t i = 0; i < job.blocks.count; ++i) {
             statuses_[i] = job.records[i].state != 1 ? ABSENT : job.destinations[i] == nullptr ? CORRUPT : PEER_LOST;
             if (statuses_[i] == PEER_LOST) asked_.push_back(i);
@@ -77,10 +102,34 @@ class TcpClient::Reading {
         plan_groups();
     }
 
+    ~Reading() {
+        if (sent_ && !finished_) client_.give_up();
+    }
+    Reading(const Reading&) = delete;
+    Reading& operator=(const Reading&) = delete;
+
+    // Sends as much of the requests as the socket takes at once. Whatever goes wrong here shows itself in `finish`.
+    void begin() {
+        if (groups_.empty() || client_.broken() || job_.epoch != client_.epoch_ || expired(job_.deadline_ns)) return;
+        write_requests();
+        sent_ = true;
+        send_requests();
+    }
+
+    void finish() {
+        finished_ = true;
+        if (client_.broken()) return fill_rest(PEER_LOST);
+        if (job_.epoch != client_.epoch_) return fill_rest(STALE);
+        if (groups_.empty()) return;
+        if (!sent_) return fill_rest(LATE);  // nothing was asked, so the connection stays good
+        const Status state = run();
+        fill_rest(state == LATE ? LATE : PEER_LOST);
+        if (state != OK) client_.give_up();
+    }
+
+  private:
     // PEER_LOST: the connection broke or the peer broke the protocol. LATE: deadline. OK: every block has its status.
     Status run() {
-        if (groups_.empty()) return OK;
-        write_requests();
         segments_.push_back(head_segment(0));
         Status state = fill();
         for (size_t g = 0; g < groups_.size() && state == OK; ++g) {
@@ -91,12 +140,12 @@ class TcpClient::Reading {
         return state;
     }
 
-    void finish(Status unanswered) {
+    // Blocks that were asked for and have no verdict.
+    void fill_rest(Status status) {
         for (const uint32_t i : asked_)
-            if (statuses_[i] == PEER_LOST) statuses_[i] = unanswered;
+            if (statuses_[i] == PEER_LOST) statuses_[i] = status;
     }
 
-  private:
     static constexpr uint32_t kControl = UINT32_MAX;
 
     struct Planned {
@@ -220,11 +269,6 @@ class TcpClient::Reading {
     }
 
     ssize_t receive_some() {
-        if (!started_) {  // nothing can have arrived before the first request was sent
-            started_ = true;
-            errno = EAGAIN;
-            return -1;
-        }
         std::array<iovec, kIovMax> parts;
         size_t count = 0, bytes = 0;
         for (size_t s = at_; s < segments_.size() && count < kIovMax && bytes < kReceiveBytes; ++s) {
@@ -277,8 +321,10 @@ class TcpClient::Reading {
         return true;
     }
 
+    const Turn turn_;
+    TcpClient& client_;
     const int fd_;
-    const ReadJob& job_;
+    const ReadJob job_;
     uint8_t* const statuses_;
     const uint64_t kEmptyChecksum = hash64(nullptr, 0);
 
@@ -286,7 +332,7 @@ class TcpClient::Reading {
     std::vector<Planned> groups_;
     std::vector<uint8_t> requests_;
     IoList outgoing_;
-    bool started_ = false;
+    bool sent_ = false, finished_ = false;
 
     std::vector<Segment> segments_;
     size_t at_ = 0;  // first segment that is not full
@@ -298,25 +344,32 @@ class TcpClient::Reading {
     PieceHash hash_;
 };
 
+void TcpClient::DeleteReading::operator()(Reading* reading) const { delete reading; }
+
+TcpClient::ReadingPtr TcpClient::try_begin(const ReadJob& job, uint8_t* statuses) {
+    std::unique_lock<std::mutex> guard(mutex_);
+    if (busy_) return nullptr;
+    busy_ = true;
+    guard.unlock();
+    ReadingPtr reading(new Reading(Turn(*this), *this, job, statuses));
+    reading->begin();
+    return reading;
+}
+
+void TcpClient::finish(ReadingPtr reading) { reading->finish(); }
+
 void TcpClient::read(const ReadJob& job, uint8_t* statuses) {
     const std::chrono::steady_clock::time_point until{std::chrono::nanoseconds(job.deadline_ns)};  // CLOCK_MONOTONIC
-    const std::unique_lock<std::timed_mutex> turn(reading_, until);
-    if (!turn.owns_lock() || expired(job.deadline_ns)) {  // nothing was asked, so the connection stays good
+    std::unique_lock<std::mutex> guard(mutex_);
+    if (!turn_.wait_until(guard, until, [this] { return !busy_; })) {
         std::fill_n(statuses, job.blocks.count, static_cast<uint8_t>(LATE));
         return;
     }
-    if (job.epoch != epoch_) {
-        std::fill_n(statuses, job.blocks.count, static_cast<uint8_t>(STALE));
-        return;
-    }
-    Status state = PEER_LOST;
-    Reading reading(fd_.get(), job, statuses);
-    if (!broken()) state = reading.run();
-    reading.finish(state == LATE ? LATE : PEER_LOST);
-    if (state == OK && !broken()) return;
-    const std::lock_guard<std::mutex> guard(fd_mutex_);
-    broken_.store(true, std::memory_order_release);
-    fd_.reset();
+    busy_ = true;
+    guard.unlock();
+    Reading reading(Turn(*this), *this, job, statuses);
+    reading.begin();
+    reading.finish();
 }
 
 }  // namespace kvdir

@@ -252,6 +252,46 @@ TEST(epochs_deadlines_and_broken_connections_are_statuses) {
     CHECK(bed.read(client, bed.content.records) == std::vector<uint8_t>(4, PEER_LOST));
 }
 
+TEST(reads_of_one_connection_take_turns) {
+    Bed bed(50000, 32);
+    TcpClient client(kHost, bed.server.port(), soon());
+    std::vector<std::thread> readers;
+    for (int r = 0; r < 4; ++r)
+        readers.emplace_back([&] {
+            Arena mine(50000, 32);
+            mine.reserve();
+            const auto to = mine.destinations(bed.content.records);
+            for (int round = 0; round < 20; ++round) {
+                std::vector<uint8_t> statuses(32, 255);
+                client.read({1, kEpoch, bed.content.records.data(), bed.content.blocks(), to.data(), true, soon()}, statuses.data());
+                for (uint64_t i = 0; i < 32; ++i) CHECK(statuses[i] == OK && bed.owner.same_payload(i, mine));
+            }
+        });
+    for (std::thread& reader : readers) reader.join();
+}
+
+TEST(reads_that_were_begun_are_finished_in_another_thread_or_break_the_connection) {
+    Bed bed(50000, 32);
+    TcpClient client(kHost, bed.server.port(), soon());
+    const auto to = bed.reader.destinations(bed.content.records);
+    std::vector<uint8_t> statuses(32, 255), late(32, 255);
+    const ReadJob job{1, kEpoch, bed.content.records.data(), bed.content.blocks(), to.data(), true, soon()};
+    auto reading = client.try_begin(job, statuses.data());
+    CHECK(reading != nullptr);
+    CHECK(client.try_begin(job, late.data()) == nullptr);  // busy
+    ReadJob impatient = job;
+    impatient.deadline_ns = soon(1);
+    client.read(impatient, late.data());
+    CHECK(late == std::vector<uint8_t>(32, LATE) && !client.broken());
+    std::thread([&] { client.finish(std::move(reading)); }).join();
+    CHECK(statuses == std::vector<uint8_t>(32, OK));
+
+    client.try_begin(job, statuses.data()).reset();  // its answer is on the way and nobody takes it
+    CHECK(client.broken());
+    client.read(job, statuses.data());
+    CHECK(statuses == std::vector<uint8_t>(32, PEER_LOST));
+}
+
 namespace {
 
 class CountingJob final : public Job {
