@@ -31,6 +31,7 @@ from kvdir.v1 import events_pb2
 
 __all__ = ["run_ingest_bench"]
 
+DIGEST = BENCH_NAMESPACE.digest
 WIDTH = 32
 BATCH_BLOCKS = (128, 1024)
 BLOCKS_PER_ROUND = {128: 768_000, 1024: 2_048_000}
@@ -140,7 +141,7 @@ def _messages(blocks: int, size: int) -> list[bytes]:
             EPOCH,
             Batch(
                 number + 1,
-                (Event.stored(Tier.CPU, BENCH_NAMESPACE.digest, Fingerprints(os.urandom(size * WIDTH), WIDTH)),),
+                (Event.stored(Tier.CPU, DIGEST, Fingerprints(os.urandom(size * WIDTH), WIDTH)),),
             ),
         ).SerializeToString()
         for number in range(blocks // size)
@@ -151,7 +152,7 @@ def _core_us_per_batch(size: int) -> float:
     """Decoding and applying alone, in this process."""
     messages = _messages(256_000, size)
     directory = Directory(open_index(), Sketch, now_s=0.0)
-    namespace = Announced(BENCH_NAMESPACE.digest, BENCH_NAMESPACE.canonical().encode(), BENCH_NAMESPACE.block_bytes)
+    namespace = Announced(DIGEST, BENCH_NAMESPACE.canonical().encode(), BENCH_NAMESPACE.block_bytes)
     welcomed = directory.hello(Hello("bench", EPOCH, 0, namespaces=(namespace,)), now_s=0.0)
     assert isinstance(welcomed, Welcomed)
     started_s = time.perf_counter()

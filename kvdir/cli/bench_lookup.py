@@ -32,6 +32,7 @@ from kvdir.v1 import directory_pb2
 
 __all__ = ["run_lookup_bench"]
 
+DIGEST = BENCH_NAMESPACE.digest
 WIDTH = 32
 BLOCKS = 65_536
 ASKED = 1_024
@@ -88,13 +89,13 @@ async def _ask(
     try:
         async with DirectoryClient(address) as client, asyncio.timeout(_LOADED_S + CALLS * 0.05):
             while not all(publisher.stats().state is StreamState.SYNCED for publisher in publishers):
-                await asyncio.sleep(0.01)  # polled: what is awaited is another process's word
+                await asyncio.sleep(0.01)  # what is awaited is another process's word
             for number in range(WARM_CALLS):
-                await client.lookup(BENCH_NAMESPACE.digest, questions[number % len(questions)])
+                await client.lookup(DIGEST, questions[number % len(questions)])
             seconds, started_cpu_s = [], cpu_s()
             for number in range(CALLS):
                 started_s = time.perf_counter()
-                answer = await client.lookup(BENCH_NAMESPACE.digest, questions[number % len(questions)])
+                answer = await client.lookup(DIGEST, questions[number % len(questions)])
                 seconds.append(time.perf_counter() - started_s)
                 assert answer.hits >= ASKED // 2
             return seconds, cpu_s() - started_cpu_s
@@ -106,7 +107,7 @@ async def _ask(
 
 def _publisher(address: str, node: str, fingerprints: Fingerprints) -> Publisher:
     def snapshot() -> tuple[int, Iterable[Event]]:
-        return outbox.last_seq, [Event.stored(Tier.CPU, BENCH_NAMESPACE.digest, fingerprints)]
+        return outbox.last_seq, [Event.stored(Tier.CPU, DIGEST, fingerprints)]
 
     outbox = OwnerOutbox()
     outbox.lose()  # the stream begins with a hole, so the coordinator asks for the snapshot that holds everything
@@ -117,22 +118,23 @@ def _publisher(address: str, node: str, fingerprints: Fingerprints) -> Publisher
 def _parts(fingerprints: Fingerprints, questions: list[Fingerprints], nodes: int) -> dict[str, float]:
     """Microseconds of each part of one call, in this process."""
     directory = Directory(open_index(), Sketch, now_s=0.0)
-    announced = Announced(BENCH_NAMESPACE.digest, BENCH_NAMESPACE.canonical().encode(), BENCH_NAMESPACE.block_bytes)
+    announced = Announced(DIGEST, BENCH_NAMESPACE.canonical().encode(), BENCH_NAMESPACE.block_bytes)
     for number in range(nodes):
         welcomed = directory.hello(Hello(f"node-{number}", number + 1, 0, "127.0.0.1:1", 0, (announced,)), now_s=0.0)
         assert isinstance(welcomed, Welcomed)
-        stored = Event.stored(Tier.CPU, BENCH_NAMESPACE.digest, fingerprints)
+        stored = Event.stored(Tier.CPU, DIGEST, fingerprints)
         directory.batch(welcomed.stream, 1, [stored], now_s=0.0)
-    scope = directory.namespaces.require(BENCH_NAMESPACE.digest).scope
+    scope = directory.namespaces.require(DIGEST).scope
     wire = [
-        encode_lookup_request(BENCH_NAMESPACE.digest, question, mode=LookupMode.SPARSE, touch=False).SerializeToString()
+        encode_lookup_request(DIGEST, question, mode=LookupMode.SPARSE, touch=False).SerializeToString()
         for question in questions
     ]
     pairs = list(zip(questions, wire, strict=True))
-    answers = [directory.lookup(BENCH_NAMESPACE.digest, question, now_s=0.0) for question in questions]
+    answers = [directory.lookup(DIGEST, question, now_s=0.0) for question in questions]
     index_us = _best_us(lambda: [directory.index.lookup(q.packed, q.width, scope=scope) for q, _ in pairs])
-    lookup_us = _best_us(lambda: [directory.lookup(BENCH_NAMESPACE.digest, q, now_s=0.0) for q, _ in pairs])
-    decode_us = _best_us(lambda: [decode_fingerprints(directory_pb2.LookupRequest.FromString(w).fingerprints) for _, w in pairs])
+    lookup_us = _best_us(lambda: [directory.lookup(DIGEST, q, now_s=0.0) for q, _ in pairs])
+    parse = directory_pb2.LookupRequest.FromString
+    decode_us = _best_us(lambda: [decode_fingerprints(parse(item).fingerprints) for _, item in pairs])
     encode_us = _best_us(lambda: [encode_lookup(answer).SerializeToString() for answer in answers])
     return {"index_us": index_us, "core_us": max(0.0, lookup_us - index_us), "codec_us": decode_us + encode_us}
 
