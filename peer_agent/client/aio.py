@@ -23,7 +23,7 @@ from kvdir.rpc.cancel import call_alone_cancelled
 from kvdir.rpc.channel import client_options
 from kvdir.rpc.lookup_codec import encode_fingerprints
 from kvdir.rpc.status import from_rpc_error
-from peer_agent.client.attachment import Attachment, attach_request
+from peer_agent.client.attachment import Attachment, attach_request, lookup_result
 from peer_agent.client.buffers import Memory, memory_of
 from peer_agent.client.engine import ATTACH_PAUSE_S, DEADLINE_S, LEASE_S
 from peer_agent.client.results import LoadResult, LookupResult, StoreResult, missed, not_stored
@@ -39,7 +39,7 @@ class Engine:
     """See peer_agent.client.engine.Engine."""
 
     def __init__(
-        self, address: str, *, namespace: Namespace, engine: str, deadline_s: float = DEADLINE_S, check: bool = False
+        self, address: str, *, namespace: Namespace, engine: str = "", deadline_s: float = DEADLINE_S, check: bool = False
     ) -> None:
         self.address = address
         self.namespace = namespace
@@ -148,7 +148,7 @@ class Engine:
             answer = await self._rpc("Lookup", request, time.monotonic() + (deadline_s or self._deadline_s))
         except KvdirError as error:
             return LookupResult(local=nothing, nominated=nothing, reason=self._note(error, attachment))
-        return LookupResult(local=answer.local, nominated=answer.nominated, directory_reached=answer.directory_reached)
+        return lookup_result(answer)
 
     async def prefetch(self, fingerprints: Fingerprints, *, deadline_s: float | None = None) -> int:
         """Asks for blocks in the background; returns how many the agent went to look for (0 when there is no agent)."""
@@ -276,7 +276,7 @@ async def connect(
     address: str,
     *,
     namespace: Namespace,
-    engine: str,
+    engine: str = "",
     deadline_s: float = DEADLINE_S,
     check: bool = False,
     timeout_s: float = 5.0,

@@ -8,6 +8,7 @@ counts as a hit only then. Nothing here waits for the agent: the sync and the ai
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -20,10 +21,10 @@ from kvdir.errors import KvdirError, RemoteProtocolError, TooLarge, Unavailable
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import PROTOCOL_VERSION
 from kvdir.namespace import Namespace
-from kvdir.rpc.lookup_codec import encode_fingerprints
+from kvdir.rpc.lookup_codec import decode_trust, encode_fingerprints
 from peer_agent import _native
 from peer_agent.client.buffers import Memory
-from peer_agent.client.results import LoadResult, StoreResult, Timings
+from peer_agent.client.results import LoadResult, LookupResult, StoreResult, Timings
 from peer_agent.core.effects import BlockState, LoadStatus
 from peer_agent.core.records import BLOCK_RECORD, RESERVE_RECORD
 from peer_agent.memory import presence
@@ -47,11 +48,21 @@ _COPY_OUTCOMES = {ReadStatus.CORRUPT: LoadStatus.CORRUPT}
 
 
 def attach_request(namespace: Namespace, *, engine: str) -> engine_pb2.AttachRequest:
+    """engine: for logs and metrics; "" stands for this process."""
     return engine_pb2.AttachRequest(
         protocol_version=PROTOCOL_VERSION,
-        engine=engine,
+        engine=engine or f"pid-{os.getpid()}",
         namespace_digest=namespace.digest,
         namespace_canonical_json=namespace.canonical().encode(),
+    )
+
+
+def lookup_result(answer: engine_pb2.EngineLookupResponse) -> LookupResult:
+    return LookupResult(
+        local=answer.local,
+        nominated=answer.nominated,
+        directory_reached=answer.directory_reached,
+        trust=tuple(map(decode_trust, answer.nodes)),
     )
 
 
@@ -200,6 +211,7 @@ class Attachment:
             timings=timings,
             peer_bytes=answer.peer_bytes,
             directory_reached=answer.directory_reached,
+            trust=tuple(map(decode_trust, answer.nodes)),
         )
         corrupt = hits[statuses == ReadStatus.CORRUPT].tolist()
         return Loaded(result, answer.lock, fingerprints.select(corrupt))

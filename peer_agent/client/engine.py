@@ -25,7 +25,7 @@ from kvdir.namespace import Namespace
 from kvdir.rpc.channel import client_options
 from kvdir.rpc.lookup_codec import encode_fingerprints
 from kvdir.rpc.status import from_rpc_error
-from peer_agent.client.attachment import Attachment, attach_request
+from peer_agent.client.attachment import Attachment, attach_request, lookup_result
 from peer_agent.client.buffers import memory_of
 from peer_agent.client.results import LoadResult, LookupResult, StoreResult, missed, not_stored
 from peer_agent.v1 import engine_pb2, engine_pb2_grpc
@@ -45,7 +45,7 @@ class Engine:
     """
 
     def __init__(
-        self, address: str, *, namespace: Namespace, engine: str, deadline_s: float = DEADLINE_S, check: bool = False
+        self, address: str, *, namespace: Namespace, engine: str = "", deadline_s: float = DEADLINE_S, check: bool = False
     ) -> None:
         self.address = address
         self.namespace = namespace
@@ -165,7 +165,7 @@ class Engine:
             answer = self._rpc("Lookup", request, time.monotonic() + (deadline_s or self._deadline_s))
         except KvdirError as error:
             return LookupResult(local=nothing, nominated=nothing, reason=self._note(error, attachment))
-        return LookupResult(local=answer.local, nominated=answer.nominated, directory_reached=answer.directory_reached)
+        return lookup_result(answer)
 
     def prefetch(self, fingerprints: Fingerprints, *, deadline_s: float | None = None) -> int:
         """Asks for blocks in the background; returns how many the agent went to look for (0 when there is no agent)."""
@@ -288,7 +288,7 @@ def connect(
     address: str,
     *,
     namespace: Namespace,
-    engine: str,
+    engine: str = "",
     deadline_s: float = DEADLINE_S,
     check: bool = False,
     timeout_s: float = 5.0,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvdir.location import NodeTrust
 from peer_agent.core.effects import BlockState, LoadStatus
 
 
@@ -21,17 +22,26 @@ class Timings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadResult:
     """statuses: one LoadStatus byte per fingerprint. Only blocks that are hits have their bytes in `into`, verified; the
-    bytes of other blocks are unspecified. reason: why nothing could be asked, "" normally.
+    bytes of other blocks are unspecified. trust: of each node that the directory named, and so how far its hint went.
+    reason: why nothing could be asked, "" normally.
     """
 
     statuses: bytes
     timings: Timings = Timings()
     peer_bytes: int = 0
     directory_reached: bool = False
+    trust: tuple[NodeTrust, ...] = ()
     reason: str = ""
 
     def __len__(self) -> int:
         return len(self.statuses)
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{n} {status.name.lower()}" for status in LoadStatus if (n := self.count(status)))
+        why = f" ({self.reason})" if self.reason else ""
+        return (
+            f"{len(self)} blocks: {counts or 'none'}{why}; {self.peer_bytes:,} bytes from peers, {self.timings.total_us:,} us"
+        )
 
     def __getitem__(self, position: int) -> LoadStatus:
         return LoadStatus(self.statuses[position])
@@ -80,11 +90,14 @@ class StoreResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookupResult:
-    """local: one byte per fingerprint, 1 if this node has it. nominated: peers said to hold it (a hint), capped at 255."""
+    """local: one byte per fingerprint, 1 if this node has it. nominated: peers said to hold it (a hint), capped at 255.
+    trust: of each node that the directory named.
+    """
 
     local: bytes
     nominated: bytes
     directory_reached: bool = False
+    trust: tuple[NodeTrust, ...] = ()
     reason: str = ""
 
 
