@@ -45,10 +45,14 @@ Advance = Callable[..., None]
 
 def run_ingest_bench(*, advance: Advance = lambda n=1.0, text=None: None) -> dict[str, Any]:
     """rows: one per batch size: blocks_per_s, blocks_per_cpu_s (coordinator), cpu_us_per_batch, core_us_per_batch."""
+    return asyncio.run(_rounds(advance))  # one loop for all: gRPC's poller does not like several in one process
+
+
+async def _rounds(advance: Advance) -> dict[str, Any]:
     rows = []
     for size in BATCH_BLOCKS:
         advance(0.0, f"{size} blocks a batch")
-        rounds = [asyncio.run(_round(size, number, advance)) for number in range(ROUNDS)]
+        rounds = [await _round(size, number, advance) for number in range(ROUNDS)]
         batches = BLOCKS_PER_ROUND[size] // size
         core_us = _core_us_per_batch(size)
         cpu_s, best_cpu_s = median(cpu for _, cpu, _ in rounds), min(cpu for _, cpu, _ in rounds)

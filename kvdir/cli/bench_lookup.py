@@ -28,6 +28,7 @@ from kvdir.fingerprint import Fingerprints
 from kvdir.index import Sketch, open_index
 from kvdir.location import StreamState, Tier
 from kvdir.rpc.lookup_codec import decode_fingerprints, encode_lookup, encode_lookup_request
+from kvdir.testing.wait import eventually
 from kvdir.v1 import directory_pb2
 
 __all__ = ["run_lookup_bench"]
@@ -47,6 +48,10 @@ Advance = Callable[..., None]
 
 def run_lookup_bench(*, advance: Advance = lambda n=1.0, text=None: None) -> dict[str, Any]:
     """rows: one per number of nodes: p50_us, p99_us (client), cpu_us_per_call (coordinator) = index + core + codec + grpc."""
+    return asyncio.run(_rounds(advance))  # one loop for all: gRPC's poller does not like several in one process
+
+
+async def _rounds(advance: Advance) -> dict[str, Any]:
     rows = []
     rng = random.Random(1)
     fingerprints = Fingerprints(rng.randbytes(BLOCKS * WIDTH), WIDTH)
@@ -55,7 +60,7 @@ def run_lookup_bench(*, advance: Advance = lambda n=1.0, text=None: None) -> dic
         advance(0.0, f"{nodes} nodes")
         parts = _parts(fingerprints, questions, nodes)
         with coordinator_process() as coordinator:
-            seconds, cpu_s = asyncio.run(_ask(coordinator.address, coordinator.cpu_s, fingerprints, questions, nodes))
+            seconds, cpu_s = await _ask(coordinator.address, coordinator.cpu_s, fingerprints, questions, nodes)
         cpu_us = cpu_s / CALLS * 1e6
         rows.append(
             {
@@ -88,8 +93,8 @@ async def _ask(
     running = [asyncio.create_task(publisher.run()) for publisher in publishers]
     try:
         async with DirectoryClient(address) as client, asyncio.timeout(_LOADED_S + CALLS * 0.05):
-            while not all(publisher.stats().state is StreamState.SYNCED for publisher in publishers):
-                await asyncio.sleep(0.01)  # what is awaited is another process's word
+            synced = StreamState.SYNCED
+            await eventually(lambda: all(item.stats().state is synced for item in publishers), within_s=_LOADED_S)
             for number in range(WARM_CALLS):
                 await client.lookup(DIGEST, questions[number % len(questions)])
             seconds, started_cpu_s = [], cpu_s()
