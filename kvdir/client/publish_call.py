@@ -49,11 +49,15 @@ class PublisherIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where the contents come from. snapshot: (at_seq, all that is held as of it), taken at one moment. heartbeat: of now."""
+    """Where the contents come from. snapshot: (at_seq, all that is held as of it), taken at one moment. heartbeat: of now.
+
+    chunk_blocks: of one message of a snapshot.
+    """
 
     outbox: OwnerOutbox
     snapshot: Callable[[], tuple[int, Iterable[Event]]]
     heartbeat: Callable[[], HeartbeatFigures]
+    chunk_blocks: int = 8192
 
 
 @dataclass(slots=True)
@@ -244,7 +248,7 @@ class PublishCall:
         if self._snapshot_id:
             at_seq, entries = self._source.snapshot()
             self._sender.snapshot_taken(at_seq)
-            self._chunks = snapshot_chunks(self._snapshot_id, at_seq, entries)
+            self._chunks = snapshot_chunks(self._snapshot_id, at_seq, entries, max_blocks=self._source.chunk_blocks)
             self._counters.snapshots += 1
             self._snapshot_id = 0
         if self._chunks is None:

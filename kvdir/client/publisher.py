@@ -11,8 +11,10 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -28,9 +30,12 @@ from kvdir.rpc.channel import DEFAULT_MAX_MESSAGE_BYTES, client_options, wait_re
 from kvdir.rpc.status import from_rpc_error
 from kvdir.v1 import events_pb2_grpc
 
-__all__ = ["Backoff", "HeartbeatFigures", "Publisher", "PublisherIdentity", "PublisherStats"]
+__all__ = ["Backoff", "Dial", "HeartbeatFigures", "Publisher", "PublisherIdentity", "PublisherStats"]
 
 log = logging.getLogger("kvdir.publisher")
+
+Dial = Callable[[], AbstractAsyncContextManager[Any]]
+"""Connects and begins a publish call; leaving the block ends both. Raises Unavailable. Simulations bring their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,7 @@ class Publisher:
 
     loss: share of batches to drop after they were numbered, to try out loss; replayed ones are dropped alike.
     silence_s: a coordinator that does not answer for so long is given up and connected to again.
+    chunk_blocks: of one message of a snapshot. dial: gRPC to `address` unless given.
     """
 
     def __init__(
@@ -90,9 +96,11 @@ class Publisher:
         silence_s: float = 5.0,
         linger_s: float = 0.002,
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
+        chunk_blocks: int = 8192,
+        dial: Dial | None = None,
     ) -> None:
         self._address = address
-        self._source = Source(outbox, snapshot, heartbeat)
+        self._source = Source(outbox, snapshot, heartbeat, chunk_blocks)
         self._sender = StreamSender(outbox)
         self._wishes = Wishes(identity)
         self._counters = PublishCounters()
@@ -104,6 +112,7 @@ class Publisher:
         self._silence_s = silence_s
         self._linger_s = linger_s
         self._options = client_options(max_message_bytes=max_message_bytes)
+        self._dial = dial or self._dial_grpc
         self._fenced = ""
         self._last_error = ""
 
@@ -165,24 +174,22 @@ class Publisher:
 
     async def _connect_once(self) -> bool:
         """One connection, from connect to its end. True if the coordinator welcomed us."""
-        channel = grpc.aio.insecure_channel(self._address, options=self._options)
         publish_call: PublishCall | None = None
         try:
-            await wait_ready(channel, target=self._address, timeout_s=self._connect_timeout_s)
-            self._counters.calls += 1
-            stub = events_pb2_grpc.EventsStub(channel)
-            publish_call = PublishCall(
-                stub.Publish(),
-                self._source,
-                self._sender,
-                self._wishes,
-                self._counters,
-                loss=self._loss,
-                rng=self._rng,
-                silence_s=self._silence_s,
-                linger_s=self._linger_s,
-            )
-            await publish_call.run()
+            async with self._dial() as call:
+                self._counters.calls += 1
+                publish_call = PublishCall(
+                    call,
+                    self._source,
+                    self._sender,
+                    self._wishes,
+                    self._counters,
+                    loss=self._loss,
+                    rng=self._rng,
+                    silence_s=self._silence_s,
+                    linger_s=self._linger_s,
+                )
+                await publish_call.run()
             self._failed("the coordinator ended the call")
         except grpc.RpcError as error:
             self._failed(str(from_rpc_error(error, target=self._address)))
@@ -192,10 +199,17 @@ class Publisher:
             self._failed(f"{self._address}: no answer within {self._silence_s:g} s")
         except asyncio.InvalidStateError:
             self._failed(f"{self._address}: the call ended while writing")
-        finally:
-            await channel.close()
         self._fenced = publish_call.fenced if publish_call else ""
         return publish_call is not None and publish_call.welcomed
+
+    @contextlib.asynccontextmanager
+    async def _dial_grpc(self) -> AsyncIterator[Any]:
+        channel = grpc.aio.insecure_channel(self._address, options=self._options)
+        try:
+            await wait_ready(channel, target=self._address, timeout_s=self._connect_timeout_s)
+            yield events_pb2_grpc.EventsStub(channel).Publish()
+        finally:
+            await channel.close()
 
     def _failed(self, error: str) -> None:
         if error != self._last_error:
