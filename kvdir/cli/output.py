@@ -107,13 +107,42 @@ def emit(document: object, view: Callable[[], object], *, output: str) -> None:
     Call it once per command run. `document`: mappings, lists, dataclasses, msgspec Structs; bytes become base64.
     """
     if output == "json":
-        context = click.get_current_context(silent=True)
-        if context is not None:
-            context.meta[EMITTED] = True
+        _mark_emitted()
         sys.stdout.write(msgspec.json.encode(document).decode() + "\n")
     else:
         _console(sys.stdout).print(view())
     sys.stdout.flush()
+
+
+def emit_items(items: Iterable[Mapping[str, Any]], *, key: str, line: Callable[[Any], str], output: str) -> None:
+    """Prints an answer too large to hold: one document {key: [items...]}, or one `line(item)` each.
+
+    Nothing is written before the first item is there. An error later on closes the document, so that it stays one, as
+    {key: [items so far...], "error": "..."}, and is raised.
+    """
+    iterator = iter(items)
+    item = next(iterator, None)
+    if output == "table":
+        while item is not None:
+            click.echo(line(item))
+            item = next(iterator, None)
+        return
+    _mark_emitted()
+    write = sys.stdout.write
+    write(f'{{"{key}":[')
+    try:
+        separator = ""
+        while item is not None:
+            write(separator + msgspec.json.encode(item).decode())
+            separator = ","
+            item = next(iterator, None)
+    except KvdirError as error:
+        write(f'],"error":{msgspec.json.encode(str(error)).decode()}}}\n')
+        raise
+    else:
+        write("]}\n")
+    finally:
+        sys.stdout.flush()
 
 
 def note(text: str) -> None:
@@ -203,6 +232,12 @@ def report_error(error: KvdirError, *, output: str, emitted: bool) -> None:
         document = {"error": str(error), "code": slug, "retriable": error.retriable, "exit": int(exit_for(error))}
         sys.stdout.write(msgspec.json.encode(document).decode() + "\n")
         sys.stdout.flush()
+
+
+def _mark_emitted() -> None:
+    context = click.get_current_context(silent=True)
+    if context is not None:
+        context.meta[EMITTED] = True
 
 
 def _red(text: str) -> str:

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from kvdir.cli.output import (
     CommandFailed,
     Exit,
     emit,
+    emit_items,
     exit_for,
     facts,
     output_option,
@@ -118,6 +119,31 @@ def test_stdout_keeps_one_document_when_the_command_fails_after_its_answer() -> 
 
     result = run(program(command), "run", "--output", "json")
     assert (result.exit_code, json.loads(result.stdout)) == (1, {"corrupt": 1})
+
+
+def numbers(*, fail_at: int) -> Iterator[dict[str, int]]:
+    for number in range(3):
+        if number == fail_at:
+            raise Unavailable("gone")
+        yield {"n": number}
+
+
+@pytest.mark.parametrize(
+    ("fail_at", "document", "lines"),
+    [
+        (3, {"items": [{"n": 0}, {"n": 1}, {"n": 2}]}, "0\n1\n2\n"),
+        (1, {"items": [{"n": 0}], "error": "gone"}, "0\n"),
+        (0, {"error": "gone", "code": "unavailable", "retriable": True, "exit": 4}, ""),
+    ],
+)
+def test_streamed_answer_stays_one_document_when_it_breaks_off(fail_at: int, document: object, lines: str) -> None:
+    def command(output: str) -> None:
+        emit_items(numbers(fail_at=fail_at), key="items", line=lambda item: str(item["n"]), output=output)
+
+    result = run(program(command), "run", "--output", "json")
+    assert json.loads(result.stdout) == document
+    assert result.exit_code == (Exit.OK if fail_at == 3 else Exit.UNREACHABLE)
+    assert run(program(command), "run").stdout == lines
 
 
 def test_bug_keeps_its_traceback() -> None:
