@@ -13,6 +13,7 @@ Owns the measurement only; the command line is in main.py, the bars are in ../sh
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import multiprocessing
 import os
 import random
@@ -29,8 +30,8 @@ import numpy as np
 import uvloop
 
 from peer_agent import _native
-from peer_agent.memory.arena import Arena
-from peer_agent.memory.layout import HEADER_BYTES, SizeClass
+from peer_agent.memory.arena import Arena, ArenaTooLarge
+from peer_agent.memory.layout import HEADER_BYTES, SUPERBLOCK_BYTES, SizeClass, stride_bytes
 from peer_agent.transport.base import Connection, ReadList, ReadStatus, Transport
 from peer_agent.transport.shm import ShmTransport
 from peer_agent.transport.tcp import TcpTransport
@@ -61,6 +62,11 @@ class Cell:
     def slots(self) -> int:
         return self.blocks + min(self.blocks, max(1, _SPARE_BYTES // self.block_bytes))
 
+    @property
+    def needed_bytes(self) -> int:
+        """Shared memory: the owner's slots, the reader's, and the packed area that memcpy and the raw stream write to."""
+        return (self.slots + 2 * self.blocks) * stride_bytes(self.block_bytes) + 3 * SUPERBLOCK_BYTES
+
 
 def run_read_bench(
     *,
@@ -73,13 +79,22 @@ def run_read_bench(
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """{"machine": {...}, "rows": [{plane, block_bytes, blocks, gb_per_s, ratio_to_memcpy, ratio_to_raw_tcp, p50_us, p99_us,
-    rounds}]}. Needs 3 * max(block_bytes * blocks) + 128 MiB in `directory`. Raises ArenaError when they are not free."""
+    rounds}]}. Needs 3 * max(block_bytes * blocks) + 128 MiB in `directory`. Raises ArenaTooLarge when they are not free."""
+    cells = [Cell(size, count) for size in block_bytes for count in blocks]
+    _require_room(directory, max(cell.needed_bytes for cell in cells))
     rows: list[dict[str, Any]] = []
-    for cell in (Cell(size, count) for size in block_bytes for count in blocks):
+    for cell in cells:
         if progress is not None:
             progress(f"{cell.block_bytes >> 10} KiB x {cell.blocks}")
         rows.extend(_run_cell(cell, planes, seconds_per_cell, min_rounds, directory))
     return {"machine": _machine(), "rows": rows}
+
+
+def _require_room(directory: str, needed: int) -> None:
+    stats = os.statvfs(directory)
+    free = stats.f_bavail * stats.f_frsize
+    if needed > free:
+        raise ArenaTooLarge(f"the bench needs {needed:,} bytes in {directory}, {free:,} are free; use smaller or fewer blocks")
 
 
 def _machine() -> dict[str, Any]:
@@ -106,6 +121,8 @@ def _run_cell(cell: Cell, planes: Sequence[str], seconds: float, min_rounds: int
         if owner.is_alive():
             owner.kill()
             owner.join()
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{base}-owner")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
 #define KVDIR_HASH_TABLE baseline
-#include "hash_variant.inc"
+#include "hash_variant.hpp"
 
 #include <new>
 

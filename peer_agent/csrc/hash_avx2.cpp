@@ -4,5 +4,5 @@
 #include <immintrin.h>
 #define XXH_VECTOR 2  // XXH_AVX2
 #define KVDIR_HASH_TABLE avx2
-#include "hash_variant.inc"
+#include "hash_variant.hpp"
 #endif

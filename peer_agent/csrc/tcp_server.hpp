@@ -39,10 +39,20 @@ struct ServerStats {
     std::atomic<uint64_t> connections_refused{0};
 };
 
+// How long a connection may keep still, nanoseconds. Looked at every `sweep_ms`.
+struct Patience {
+    uint64_t hello = 5000000000ULL;     // connected, has not said hello
+    uint64_t request = 10000000000ULL;  // half a request received
+    uint64_t drain = 30000000000ULL;    // does not take its answer
+    uint64_t idle = 10000000000ULL;     // with nothing to do, before it may have to give way to a new one
+    int sweep_ms = 1000;
+};
+
 class TcpServer {
   public:
     // The region must stay mapped until close. Throws std::runtime_error when it cannot listen.
-    TcpServer(Region region, uint64_t epoch, const std::string& host, uint16_t port, size_t max_connections);
+    TcpServer(Region region, uint64_t epoch, const std::string& host, uint16_t port, size_t max_connections,
+              Patience patience = {});
     ~TcpServer();
 
     uint16_t port() const { return port_; }
@@ -71,13 +81,14 @@ class TcpServer {
     void begin_group(Connection& connection);
     void append_trailers(Connection& connection);
     Status admit(const Connection& connection, const wire::SlotRef& ref, uint64_t now, SlotHeader* header) const;
-    bool refuse_protocol(Connection& connection);
+    bool refuse_protocol();
     std::shared_ptr<const Grant> grant_of(uint64_t lock);
     void forget_expired(uint64_t now);
 
     const Region region_;
     const uint64_t epoch_;
     const size_t max_connections_;
+    const Patience patience_;
     uint16_t port_ = 0;
     Fd listener_, epoll_, wake_;
     bool accept_paused_ = false;

@@ -252,6 +252,64 @@ TEST(epochs_deadlines_and_broken_connections_are_statuses) {
     CHECK(bed.read(client, bed.content.records) == std::vector<uint8_t>(4, PEER_LOST));
 }
 
+namespace {
+
+constexpr uint64_t kMs = 1000000;
+
+// Waits until the server has this many connections.
+void expect_connections(const TcpServer& server, uint64_t count) {
+    const uint64_t until = soon();
+    while (server.stats().connections != count) {
+        CHECK(!expired(until));
+        std::this_thread::yield();
+    }
+}
+
+}  // namespace
+
+TEST(connections_that_keep_still_are_closed) {
+    Arena owner(1 << 20, 16);
+    const Arena::Content content = owner.fill();
+    TcpServer server(owner.region, kEpoch, kHost, 0, 8, {100 * kMs, 100 * kMs, 100 * kMs, 100 * kMs, 10});
+    server.grant(1, content.records.data(), content.records.size(), soon());
+    const Fd silent = dial(server.port());
+    expect_connections(server, 1);
+    expect_connections(server, 0);
+
+    auto half = request(content.records);
+    half.resize(half.size() / 2);
+    const Fd hesitant = dial(server.port());
+    send_raw(hesitant, hello());
+    send_raw(hesitant, half);
+    expect_connections(server, 1);
+    expect_connections(server, 0);
+
+    const Fd greedy = dial(server.port());
+    const int small = 4096;
+    setsockopt(greedy.get(), SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
+    send_raw(greedy, hello());
+    for (int i = 0; i < 4; ++i) send_raw(greedy, request(content.records));  // 64 MiB, more than any socket buffer holds
+    expect_connections(server, 1);
+    expect_connections(server, 0);
+    CHECK(server.stats().protocol_errors == 0);
+}
+
+TEST(the_longest_idle_connection_gives_way_when_there_are_too_many) {
+    Bed bed(1000, 4);
+    TcpServer server(bed.owner.region, kEpoch, kHost, 0, 2, {soon(), soon(), soon(), 1 * kMs, 10});
+    server.grant(1, bed.content.records.data(), bed.content.records.size(), soon());
+    TcpClient first(kHost, server.port(), soon()), second(kHost, server.port(), soon());
+    CHECK(bed.read(first, bed.content.records) == std::vector<uint8_t>(4, OK));
+    const uint64_t until = now_ns() + 2 * kMs;
+    while (!expired(until)) std::this_thread::yield();
+    CHECK(bed.read(first, bed.content.records) == std::vector<uint8_t>(4, OK));  // so `second` is the idle one
+    TcpClient third(kHost, server.port(), soon());
+    CHECK(bed.read(third, bed.content.records) == std::vector<uint8_t>(4, OK));
+    CHECK(bed.read(second, bed.content.records) == std::vector<uint8_t>(4, PEER_LOST));
+    CHECK(bed.read(first, bed.content.records) == std::vector<uint8_t>(4, OK));
+    CHECK(server.stats().connections_refused == 0 && server.stats().connections == 2);
+}
+
 TEST(reads_of_one_connection_take_turns) {
     Bed bed(50000, 32);
     TcpClient client(kHost, bed.server.port(), soon());

@@ -1,5 +1,5 @@
 // Body of one hash_*.cpp: the including file chose XXH_VECTOR and the table's name, KVDIR_HASH_TABLE.
-// An .inc and not a .hpp because it is meant to be compiled once per instruction set.
+// No include guard: it is meant to be compiled once per instruction set.
 #define XXH_INLINE_ALL
 #include "hash.hpp"
 #include "xxhash.h"
