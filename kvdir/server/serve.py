@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
 import grpc.aio
@@ -33,11 +33,12 @@ _ALIVE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Where it really listens; http is empty when it is off."""
+    """Where it really listens; http is empty when it is off. ticker: ends only with an error, which ends the process."""
 
     grpc: str
     http: str
     version: str
+    ticker: asyncio.Task[None]
 
 
 class Stop:
@@ -71,16 +72,24 @@ async def serve(config: CoordinatorConfig, *, stop: Stop, on_ready: Callable[[Bo
     async with running(coordinator) as bound:
         say(log, logging.INFO, "serving", grpc=bound.grpc, http=bound.http or "off", version=bound.version)
         on_ready(bound)
-        await stop.drain.wait()
+        await _first(stop.drain.wait(), asyncio.shield(bound.ticker))
+        if bound.ticker.done():
+            await bound.ticker  # raises: without repair and staleness the answers would lie
         say(log, logging.INFO, "draining", grace_s=config.grace_s)
         coordinator.drain()
-        async with asyncio.TaskGroup() as group:
-            waiting = group.create_task(_wait_streams(coordinator, config.grace_s))
-            skipping = group.create_task(stop.abandon.wait())
-            await asyncio.wait((waiting, skipping), return_when=asyncio.FIRST_COMPLETED)
-            waiting.cancel()
-            skipping.cancel()
+        await _first(_wait_streams(coordinator, config.grace_s), stop.abandon.wait())
     say(log, logging.INFO, "stopped")
+
+
+async def _first(*waits: Awaitable[object]) -> None:
+    """Until one of them is over; the others are given up."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @contextlib.asynccontextmanager
@@ -105,15 +114,15 @@ async def running(coordinator: Coordinator) -> AsyncIterator[Bound]:
         await server.start()
         for service in ("", *SERVICES):
             await healthy.set(service, health_pb2.HealthCheckResponse.SERVING)
+        ticker = asyncio.create_task(run_ticker(coordinator, pulse.beat))
         try:
-            async with asyncio.TaskGroup() as group:  # a ticker that fails ends the process: without repair it would lie
-                ticker = group.create_task(run_ticker(coordinator, pulse.beat))
-                yield Bound(f"{host}:{port}", http, coordinator.version)
-                ticker.cancel()
+            yield Bound(f"{host}:{port}", http, coordinator.version, ticker)
         finally:
             await healthy.enter_graceful_shutdown()
             coordinator.drain()
             await server.stop(config.grace_s)
+            ticker.cancel()
+            await asyncio.gather(ticker, return_exceptions=True)
 
 
 def _bind(server: grpc.aio.Server, host: str, port: int) -> int:

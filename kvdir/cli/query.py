@@ -1,0 +1,350 @@
+"""Commands that ask a running coordinator: nodes, trust, lookup, dump, status, reconcile. Only reconcile causes work.
+
+Every figure that is folded from a lossy stream is shown with its trust: `1,024` is trusted, `~1,024` is not.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+import msgspec
+
+from kvdir.cli.output import EMITTED, CommandFailed, Exit, emit, facts, output_option, stack, table
+from kvdir.config import show_bytes
+from kvdir.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from kvdir.client.sync import Client
+    from kvdir.core.trust import Cumulative
+    from kvdir.core.views import DumpPart, HoldingView, NamespaceView, NodeView, StatusView
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def client_options(function: F) -> F:
+    """--coordinator and --timeout-s; the command gets a connected `client` first."""
+
+    @click.option(
+        "--coordinator",
+        default="127.0.0.1:7400",
+        show_default=True,
+        metavar="HOST:PORT",
+        help="Coordinator to ask; several with commas, the first that answers is taken.",
+    )
+    @click.option("--timeout-s", default=5.0, show_default=True, help="Longest wait for the answer.")
+    @functools.wraps(function)
+    def command(*args: Any, coordinator: str, timeout_s: float, **params: Any) -> Any:
+        from kvdir.client.sync import Client
+
+        with Client(coordinator, deadline_s=timeout_s, connect_timeout_s=min(1.0, timeout_s)) as client:
+            return function(client, *args, **params)
+
+    return command  # type: ignore[return-value]
+
+
+# -- nodes, trust --------------------------------------------------------------------------------------------------------
+
+
+@click.command()
+@output_option
+@client_options
+def nodes(client: Client, output: str) -> None:
+    """The nodes, what they hold, and how far that is trusted (~ marks figures that are not).
+
+    \b
+    Examples:
+      kvdir nodes
+      kvdir nodes --coordinator 10.0.0.5:7400 --output json
+    """
+    views = client.nodes()
+    emit([_node_document(view) for view in views], lambda: _nodes_view(views), output=output)
+
+
+def _node_document(view: NodeView) -> dict[str, Any]:
+    return {
+        "node": view.trust.node,
+        "epoch": f"{view.trust.epoch:016x}",
+        "state": view.trust.state.name.lower(),
+        "reason": view.trust.reason,
+        "age_s": round(view.trust.age_s, 3),
+        "missing_events": view.trust.missing_events,
+        "peer_address": view.trust.peer_address,
+        "last_seq": view.last_seq,
+        "announced_seq": view.announced_seq,
+        "gaps": view.gaps,
+        "replays": view.replays,
+        "snapshots": view.snapshots,
+        "used_bytes": view.used_bytes.value,
+        "capacity_bytes": view.capacity_bytes.value,
+        "dropped_events": view.dropped_events,
+        "untrusted_s": round(view.untrusted_s, 3),
+        "holdings": [_holding_document(holding) for holding in view.holdings],
+    }
+
+
+def _holding_document(holding: HoldingView) -> dict[str, Any]:
+    return {
+        "namespace": holding.namespace_digest.hex(),
+        "tier": tier_name(holding.tier),
+        "blocks": holding.blocks.value,
+        "bytes": holding.bytes.value,
+        "trusted": holding.blocks.trusted,
+        "reason": holding.blocks.reason,
+        "owner_blocks": holding.owner_blocks,
+        "owner_at_seq": holding.owner_at_seq,
+    }
+
+
+def _nodes_view(views: tuple[NodeView, ...]) -> object:
+    rows = [
+        (
+            view.trust.node,
+            view.trust.state.name.lower(),
+            f"{view.trust.age_s:.1f} s",
+            " ".join(f"{figure(holding.blocks)} {tier_name(holding.tier)}" for holding in view.holdings) or "0",
+            f"{show_bytes(view.used_bytes.value)} / {show_bytes(view.capacity_bytes.value)}",
+            view.announced_seq - view.last_seq,
+            view.gaps,
+            view.trust.peer_address,
+            view.trust.reason,
+        )
+        for view in views
+    ]
+    heads = ["node", "state", "heard #", "blocks #", "used / capacity #", "lag #", "gaps #", "agent", "reason"]
+    return table(heads, rows, caption="" if rows else "no node has said hello yet")
+
+
+@click.command()
+@click.option("--require", is_flag=True, help="Exit with 5 unless every figure is trusted.")
+@output_option
+@client_options
+def trust(client: Client, require: bool, output: str) -> None:
+    """Which figures are trusted, since when not, and why.
+
+    \b
+    Examples:
+      kvdir trust
+      kvdir trust --require && ./evict-orphans.sh
+    """
+    views = client.nodes()
+    figures = [(view, holding) for view in views for holding in view.holdings]
+    doubtful = [(view, holding) for view, holding in figures if not holding.blocks.trusted]
+    unsynced = [view for view in views if view.trust.state.name not in ("SYNCED", "FENCED")]
+    document = {
+        "views_trusted": not doubtful and not unsynced,
+        "streams": {view.trust.node: view.trust.state.name.lower() for view in views},
+        "figures": [{"node": view.trust.node, **_holding_document(holding)} for view, holding in figures],
+    }
+    emit(document, lambda: _trust_view(figures, unsynced), output=output)
+    if require and not document["views_trusted"]:
+        named = ", ".join(sorted({view.trust.node for view, _ in doubtful} | {view.trust.node for view in unsynced}))
+        raise CommandFailed(
+            f"figures of {named} are not trusted: run `kvdir reconcile NODE`, or wait until the streams are synced",
+            exit=Exit.UNTRUSTED,
+            slug="untrusted",
+        )
+
+
+def _trust_view(figures: list[tuple[NodeView, HoldingView]], unsynced: list[NodeView]) -> object:
+    rows = [
+        (
+            view.trust.node,
+            holding.namespace_digest.hex()[:8],
+            tier_name(holding.tier),
+            f"{holding.blocks.value:,}",
+            f"{holding.owner_blocks:,} at {holding.owner_at_seq}" if holding.owner_at_seq else "-",
+            "yes" if holding.blocks.trusted else "no",
+            holding.blocks.reason,
+        )
+        for view, holding in figures
+    ]
+    heads = ["node", "namespace", "tier", "blocks #", "owner says #", "trusted", "why not"]
+    silent = ", ".join(f"{view.trust.node} ({view.trust.reason})" for view in unsynced)
+    return table(heads, rows, caption=f"not synced: {silent}" if silent else "every stream is synced")
+
+
+# -- lookup, dump --------------------------------------------------------------------------------------------------------
+
+
+@click.command()
+@click.argument("namespace")
+@click.argument("fingerprints", nargs=-1)
+@click.option("--file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Packed fingerprints, as bytes.")
+@click.option("--width", type=click.Choice(["8", "16", "32"]), default="32", show_default=True, help="Of those in --file.")
+@click.option("--prefix", is_flag=True, help="Only the run from the first block on (chained fingerprints).")
+@output_option
+@client_options
+def lookup(
+    client: Client, namespace: str, fingerprints: tuple[str, ...], file: Path | None, width: str, prefix: bool, output: str
+) -> None:
+    """Who holds these blocks. NAMESPACE is its digest in hex, or enough of its beginning; FINGERPRINTS are in hex.
+
+    \b
+    Examples:
+      kvdir lookup 3f2a 0011223344556677 8899aabbccddeeff
+      kvdir lookup 3f2a --file prompt.fps --width 16
+    """
+    from kvdir.core.answer import LookupMode
+    from kvdir.fingerprint import Fingerprints
+
+    if bool(fingerprints) == bool(file):
+        raise click.UsageError("give fingerprints in hex, or --file, not both")
+    asked = Fingerprints(file.read_bytes(), int(width)) if file else Fingerprints.of([_hex(text) for text in fingerprints])
+    digest = _namespace_digest(client, namespace)
+    answer = client.lookup(digest, asked, mode=LookupMode.PREFIX if prefix else LookupMode.SPARSE)
+    runs = [
+        (run.start, run.count, [f"{answer.nodes[node].node}/{tier.name.lower()}" for node, tier in run.holders])
+        for run in answer
+    ]
+    document = {
+        "asked": answer.asked,
+        "hits": answer.hits,
+        "warming": answer.warming,
+        "runs": [{"start": start, "count": count, "holders": holders} for start, count, holders in runs],
+        "nodes": [
+            {
+                "node": node.node,
+                "state": node.state.name.lower(),
+                "age_s": round(node.age_s, 3),
+                "peer_address": node.peer_address,
+            }
+            for node in answer.nodes
+        ],
+    }
+    rows = [(f"{start}..{start + count - 1}", count, " ".join(holders)) for start, count, holders in runs]
+    caption = f"{answer.hits} of {answer.asked} blocks" + (", coordinator is warming up" if answer.warming else "")
+    emit(document, lambda: table(["positions", "blocks #", "holders"], rows, caption=caption), output=output)
+
+
+@click.command()
+@click.option("--namespace", default="", help="Only this one; digest in hex, or enough of its beginning.")
+@click.option("--node", default="", help="Only what this node holds.")
+@click.option("--limit", default=0, help="Stop after so many blocks; 0: all of them.")
+@output_option
+@client_options
+def dump(client: Client, namespace: str, node: str, limit: int, output: str) -> None:
+    """Stream the whole directory: one line, or one element of `blocks`, per block.
+
+    Blocks are shown by the 64-bit key that the index keeps of them, not by fingerprint.
+    """
+    digest = _namespace_digest(client, namespace) if namespace else b""
+    blocks = _blocks(client.dump(namespace_digest=digest, node=node), limit)
+    if output == "table":
+        for key, holders in blocks:
+            click.echo(f"{key:016x}  {' '.join(holders)}")
+        return
+    click.get_current_context().meta[EMITTED] = True  # the one document has begun: an error goes to stderr only
+    sys.stdout.write('{"blocks":[')
+    separator = b""
+    for key, holders in blocks:
+        sys.stdout.write((separator + msgspec.json.encode({"key": f"{key:016x}", "holders": holders})).decode())
+        separator = b","
+    sys.stdout.write("]}\n")
+
+
+def _blocks(parts: Iterator[DumpPart], limit: int) -> Iterator[tuple[int, list[str]]]:
+    shown = 0
+    for part in parts:
+        names = [
+            [f"{part.nodes[value >> 8]}/{tier_name(value & 0xFF)}" for value in memoryview(packed).cast("I")]
+            for packed in part.holder_sets
+        ]
+        for key, number in zip(memoryview(part.keys).cast("Q"), memoryview(part.sets).cast("I"), strict=True):
+            yield key, names[number]
+            shown += 1
+            if shown == limit:
+                return
+
+
+# -- status, reconcile ---------------------------------------------------------------------------------------------------
+
+
+@click.command()
+@output_option
+@client_options
+def status(client: Client, output: str) -> None:
+    """The coordinator in one screen."""
+    view = client.status()
+    document = msgspec.to_builtins(view)
+    document["namespaces"] = [_namespace_document(item) for item in view.namespaces]
+    emit(document, lambda: _status_view(view), output=output)
+
+
+def _namespace_document(item: NamespaceView) -> dict[str, Any]:
+    fields = msgspec.json.decode(item.canonical_json)
+    return {
+        "digest": item.digest.hex(),
+        "block_bytes": item.block_bytes,
+        "block_tokens": item.block_tokens,
+        "model": fields.get("model", ""),
+    }
+
+
+def _status_view(view: StatusView) -> object:
+    rejected = ", ".join(f"{count:,} {reason}" for reason, count in sorted(view.events_rejected.items()))
+    head = {
+        "coordinator": f"{view.coordinator}, version {view.version}, up {view.uptime_s:,.0f} s",
+        "state": "warming: some node has not restated what it holds" if view.warming else "ready",
+        "streams": f"{view.streams_synced} of {view.streams_total} synced",
+        "blocks": f"{view.blocks:,} in {show_bytes(view.index_bytes)}",
+        "lookups": f"{view.lookups:,} for {view.lookup_blocks:,} blocks, {view.lookup_hits:,} found",
+        "events": f"{view.events_applied:,} applied, {rejected or 'none'} rejected",
+        "stale reports": f"{view.stale_reports:,}, {view.stale_reports_ignored:,} of them ignored",
+    }
+    rows = [
+        (item["digest"][:16], item["model"], item["block_tokens"], show_bytes(item["block_bytes"]))
+        for item in map(_namespace_document, view.namespaces)
+    ]
+    return stack(facts(head), table(["namespace", "model", "tokens a block #", "bytes a block #"], rows))
+
+
+@click.command()
+@click.argument("node")
+@output_option
+@client_options
+def reconcile(client: Client, node: str, output: str) -> None:
+    """Have NODE restate what it holds, and wait until that was applied. Exit code 1 if it was not in time."""
+    outcome = client.reconcile(node)
+    state = outcome.trust.state.name.lower()
+    document = {"node": node, "done": outcome.done, "state": state, "reason": outcome.trust.reason, "blocks": outcome.blocks}
+    rows = {"node": node, "restated": "yes" if outcome.done else "no", "state": state, "blocks": f"{outcome.blocks:,}"}
+    emit(document, lambda: facts(rows), output=output)
+    if not outcome.done:
+        raise CommandFailed(f"{node} did not restate in time: {outcome.trust.reason or state}; is its agent running?")
+
+
+# -- small things --------------------------------------------------------------------------------------------------------
+
+
+def tier_name(tier: int) -> str:
+    """"cpu", or the number of a tier that this release does not know."""
+    from kvdir.location import Tier
+
+    return Tier(tier).name.lower() if tier in set(Tier) else str(tier)
+
+
+def figure(value: Cumulative) -> str:
+    """With its trust: "1,024", or "~1,024" when it is not trusted."""
+    return f"{'' if value.trusted else '~'}{value.value:,}"
+
+
+def _hex(text: str) -> bytes:
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        raise InvalidInput(f"{text!r} is not hexadecimal") from None
+
+
+def _namespace_digest(client: Client, text: str) -> bytes:
+    """From a whole digest or an unambiguous beginning of one that the coordinator knows."""
+    if len(text) == 64:
+        return _hex(text)
+    known = [item.digest for item in client.status().namespaces if item.digest.hex().startswith(text.lower())]
+    if len(known) != 1:
+        raise InvalidInput(f"{len(known)} namespaces begin with {text!r}; `kvdir status` lists them")
+    return known[0]

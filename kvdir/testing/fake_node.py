@@ -1,0 +1,130 @@
+"""A node without an agent: holds names of blocks, no bytes, and publishes them to a real coordinator.
+
+For tests of whatever talks to a coordinator. The stream is the real one (outbox, publisher), so everything a coordinator
+can see of an agent it sees of this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Self
+
+from kvdir.client.publisher import Backoff, Publisher, PublisherIdentity
+from kvdir.core.event import Event, HeartbeatFigures, OwnerCount
+from kvdir.core.outbox import OwnerOutbox
+from kvdir.fingerprint import Fingerprints
+from kvdir.location import StreamState, Tier
+from kvdir.namespace import Namespace, StateGroup
+from kvdir.testing.wait import eventually
+
+EXAMPLE_NAMESPACE = Namespace(
+    model="example",
+    weights="rev-1",
+    kv_dtype="bfloat16",
+    layout="NHD",
+    block_tokens=16,
+    groups=(StateGroup(kind="full", layers=2, kv_heads=2, head_dim=8),),
+    position="rope:theta=10000",
+    parallel="replicated",
+    adapter="none",
+    tenant="none",
+    hash_scheme="blake2b-chain",
+    hash_seed="0",
+    cache_policy="exact",
+)
+
+
+class FakeNode:
+    """One lifetime of a node. Publishes while it is entered as a context."""
+
+    def __init__(
+        self,
+        address: str,
+        name: str,
+        *,
+        namespace: Namespace = EXAMPLE_NAMESPACE,
+        epoch: int = 0,
+        outbox: OwnerOutbox | None = None,
+        loss: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        self.name = name
+        self.namespace = namespace
+        self.digest = namespace.digest
+        self.epoch = epoch or secrets.randbits(64) | 1
+        self.outbox = outbox or OwnerOutbox()
+        self.held: dict[Tier, set[bytes]] = {tier: set() for tier in Tier}
+        self.fenced = ""
+        identity = PublisherIdentity(name, self.epoch, f"{name}:7500", 0, (namespace,), "fake")
+        self.publisher = Publisher(
+            address,
+            identity,
+            self.outbox,
+            snapshot=self._snapshot,
+            heartbeat=self._heartbeat,
+            on_fenced=self._on_fenced,
+            loss=loss,
+            rng=random.Random(seed),
+            backoff=Backoff(base_s=0.02, limit_s=0.2),
+        )
+        self._task: asyncio.Task[None] | None = None
+
+    def store(self, fingerprints: Fingerprints, tier: Tier = Tier.CPU) -> None:
+        """Holds the blocks, and says so."""
+        self.held[tier] |= set(fingerprints)
+        self.outbox.append(Event.stored(tier, self.digest, fingerprints))
+
+    def remove(self, fingerprints: Fingerprints, tier: Tier = Tier.CPU) -> None:
+        """Holds them no more, and says so."""
+        self.held[tier] -= set(fingerprints)
+        self.outbox.append(Event.removed(tier, self.digest, fingerprints))
+
+    @property
+    def state(self) -> StreamState | None:
+        """As the coordinator last said."""
+        return self.publisher.stats().state
+
+    async def synced(self, *, within_s: float = 20.0) -> None:
+        """Until the coordinator acknowledged everything and calls the stream synced."""
+        stats = self.publisher.stats
+        await eventually(
+            lambda: stats().state is StreamState.SYNCED and stats().acked_seq == self.outbox.last_seq,
+            within_s=within_s,
+            what=f"{self.name} synced, is {stats()}",
+        )
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self.publisher.run())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        (outcome,) = await asyncio.gather(self._task, return_exceptions=True)
+        if isinstance(outcome, Exception):
+            raise outcome
+
+    def _snapshot(self) -> tuple[int, Iterable[Event]]:
+        entries = [
+            Event.stored(tier, self.digest, Fingerprints.of(sorted(blocks))) for tier, blocks in self.held.items() if blocks
+        ]
+        return self.outbox.last_seq, entries
+
+    def _heartbeat(self) -> HeartbeatFigures:
+        counts = tuple(OwnerCount(self.digest, tier, len(blocks)) for tier, blocks in self.held.items() if blocks)
+        used_bytes = sum(count.blocks for count in counts) * self.namespace.block_bytes
+        return HeartbeatFigures(used_bytes=used_bytes, capacity_bytes=2**30, counts=counts)
+
+    def _on_fenced(self, reason: str) -> None:
+        self.fenced = reason
+
+
+def some_fingerprints(count: int, *, seed: int = 0, width: int = 32) -> Fingerprints:
+    """Random, repeatable."""
+    return Fingerprints(random.Random(seed).randbytes(count * width), width)
