@@ -6,7 +6,6 @@ Every figure that is folded from a lossy stream is shown with its trust: `1,024`
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 import msgspec
 
-from kvdir.cli.output import EMITTED, CommandFailed, Exit, emit, facts, output_option, stack, table
+from kvdir.cli.output import CommandFailed, Exit, emit, emit_items, facts, output_option, stack, table
 from kvdir.config import show_bytes
 from kvdir.errors import InvalidInput
 
@@ -234,20 +233,10 @@ def dump(client: Client, namespace: str, node: str, limit: int, output: str) -> 
     """
     digest = _namespace_digest(client, namespace) if namespace else b""
     blocks = _blocks(client.dump(namespace_digest=digest, node=node), limit)
-    if output == "table":
-        for key, holders in blocks:
-            click.echo(f"{key:016x}  {' '.join(holders)}")
-        return
-    click.get_current_context().meta[EMITTED] = True  # the one document has begun: an error goes to stderr only
-    sys.stdout.write('{"blocks":[')
-    separator = b""
-    for key, holders in blocks:
-        sys.stdout.write((separator + msgspec.json.encode({"key": f"{key:016x}", "holders": holders})).decode())
-        separator = b","
-    sys.stdout.write("]}\n")
+    emit_items(blocks, key="blocks", line=lambda block: f"{block['key']}  {' '.join(block['holders'])}", output=output)
 
 
-def _blocks(parts: Iterator[DumpPart], limit: int) -> Iterator[tuple[int, list[str]]]:
+def _blocks(parts: Iterator[DumpPart], limit: int) -> Iterator[dict[str, Any]]:
     shown = 0
     for part in parts:
         names = [
@@ -255,7 +244,7 @@ def _blocks(parts: Iterator[DumpPart], limit: int) -> Iterator[tuple[int, list[s
             for packed in part.holder_sets
         ]
         for key, number in zip(memoryview(part.keys).cast("Q"), memoryview(part.sets).cast("I"), strict=True):
-            yield key, names[number]
+            yield {"key": f"{key:016x}", "holders": names[number]}
             shown += 1
             if shown == limit:
                 return
@@ -322,7 +311,7 @@ def reconcile(client: Client, node: str, output: str) -> None:
 
 
 def tier_name(tier: int) -> str:
-    """"cpu", or the number of a tier that this release does not know."""
+    """ "cpu", or the number of a tier that this release does not know."""
     from kvdir.location import Tier
 
     return Tier(tier).name.lower() if tier in set(Tier) else str(tier)
