@@ -26,7 +26,7 @@ class LookupMode(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Neighbouring positions [start, start + count) with the same holders, best tier first as the coordinator gave them."""
+    """Neighbouring positions [start, start + count) with the same holders, in no particular order."""
 
     start: int
     count: int
