@@ -43,7 +43,7 @@ def ask(directory: Directory, blocks: Fingerprints = BLOCKS, *, now_s: float = 1
 
 def runs(answer: Lookup) -> list[tuple[int, int, list[str]]]:
     names = [node.node for node in answer.nodes]
-    return [(run.start, run.count, sorted(f"{names[node]}/{tier.name.lower()}" for node, tier in run.holders)) for run in answer]
+    return [(run.start, run.count, sorted(f"{names[at]}/{tier.name.lower()}" for at, tier in run.holders)) for run in answer]
 
 
 def counted(blocks: int, last_seq: int) -> Heartbeat:
