@@ -14,7 +14,7 @@ _BASE_S, _LIMIT_S = 0.5, 10.0
 
 
 class Addresses:
-    """"host:port" of each coordinator, with what is known of it."""
+    """ "host:port" of each coordinator, with what is known of it."""
 
     def __init__(self, addresses: str | Sequence[str]) -> None:
         listed = addresses.split(",") if isinstance(addresses, str) else list(addresses)

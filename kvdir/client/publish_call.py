@@ -164,9 +164,7 @@ class PublishCall:
         self.welcomed = self._counters.connected = True
         self._counters.coordinator = welcome.coordinator
         self._heartbeat_s = (welcome.heartbeat_interval_ms or 1000) / 1000
-        if not self._sender.opened(
-            resume_seq=welcome.resume_seq, hello_seq=hello_seq, credit=welcome.credit_events or 1024
-        ):
+        if not self._sender.opened(resume_seq=welcome.resume_seq, hello_seq=hello_seq, credit=welcome.credit_events or 1024):
             self._say_unavailable()
         return True
 
@@ -210,9 +208,7 @@ class PublishCall:
     def _say_unavailable(self) -> None:
         oldest_seq = self._source.outbox.replayable_from
         self._asked.append(
-            events_pb2.PublishRequest(
-                replay_unavailable=events_pb2.ReplayUnavailable(epoch=self._epoch, oldest_seq=oldest_seq)
-            )
+            events_pb2.PublishRequest(replay_unavailable=events_pb2.ReplayUnavailable(epoch=self._epoch, oldest_seq=oldest_seq))
         )
 
     # -- writing ---------------------------------------------------------------------------------------------------------

@@ -225,5 +225,3 @@ class Publisher:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(end_s - loop.time()):
                     await self._wishes.wake.wait()
-
-

@@ -352,9 +352,7 @@ class Directory:
         if silent_s > self.limits.forget_after_s and not stream.cursor.connected:
             self._drop_blocks(stream)
             del self.nodes[node.name]
-            self.namespaces.keep(
-                digest for other in self.nodes.values() if other.stream for digest in other.stream.namespaces
-            )
+            self.namespaces.keep(digest for other in self.nodes.values() if other.stream for digest in other.stream.namespaces)
 
     def _speaks(self, stream: Stream) -> bool:
         """Every input of a stream passes here: a fenced one is not heard; one left out for its silence shows again."""

@@ -103,9 +103,7 @@ class Ingest:
                 self.applied += 1
             return
         try:
-            lost = self._index.remove(
-                packed, width, scope=holder.namespace.scope, holder=holder.number, sketch=holder.sketch
-            )
+            lost = self._index.remove(packed, width, scope=holder.namespace.scope, holder=holder.number, sketch=holder.sketch)
         except ValueError as error:
             self._reject(stream, "bad-fingerprints", f"an event was skipped: {error}", now_s)
             return

@@ -87,11 +87,7 @@ def dump_part(
 
     def wanted(number: int) -> bool:
         holder = directory.holders.get(number)
-        return (
-            holder is not None
-            and namespace_digest in (b"", holder.namespace.digest)
-            and node in ("", holder.owner.node)
-        )
+        return holder is not None and namespace_digest in (b"", holder.namespace.digest) and node in ("", holder.owner.node)
 
     narrowed = tuple(
         array("I", [number for number in memoryview(packed).cast("I") if wanted(number)]).tobytes() for packed in sets

@@ -72,9 +72,7 @@ class StreamSender:
         room = self._credit - max(0, self.position - self._acked_seq)
         if room <= 0 or self.caught_up:
             return None
-        batch = self._outbox.read(
-            self._next_seq, max_events=min(room, self._max_batch_events), max_bytes=self._max_batch_bytes
-        )
+        batch = self._outbox.read(self._next_seq, max_events=min(room, self._max_batch_events), max_bytes=self._max_batch_bytes)
         first_seq = batch.first_seq if batch else self._outbox.last_seq + 1
         self.skipped_events += first_seq - self._next_seq
         self._next_seq = first_seq

@@ -35,9 +35,7 @@ class CallObserver(Protocol):
 class EdgeInterceptor(grpc.aio.ServerInterceptor):
     """See the module docstring. on_bug: told of exceptions that are not ours."""
 
-    def __init__(
-        self, observer: CallObserver, *, max_deadline_s: float, on_bug: Callable[[str, str, Exception], None]
-    ) -> None:
+    def __init__(self, observer: CallObserver, *, max_deadline_s: float, on_bug: Callable[[str, str, Exception], None]) -> None:
         self._observer = observer
         self._max_deadline_s = max_deadline_s
         self._on_bug = on_bug

@@ -23,9 +23,7 @@ class DirectoryService(directory_pb2_grpc.DirectoryServicer):
     async def Lookup(self, request: directory_pb2.LookupRequest, context: Any) -> directory_pb2.LookupResponse:
         return self._lookup(request)
 
-    async def LookupBatch(
-        self, request: directory_pb2.LookupBatchRequest, context: Any
-    ) -> directory_pb2.LookupBatchResponse:
+    async def LookupBatch(self, request: directory_pb2.LookupBatchRequest, context: Any) -> directory_pb2.LookupBatchResponse:
         limit = self._coordinator.config.max_fingerprints
         asked = sum(len(item.fingerprints.packed) // (item.fingerprints.width or 32) for item in request.requests)
         if asked > limit:
