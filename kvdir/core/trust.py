@@ -4,20 +4,44 @@
 *Cumulative*: a fold over a lossy stream (blocks, bytes, counts), which one loss offsets for ever. Untrusted from the first
 known loss until an absolute restatement by the owner covers it; never again trusted merely because time went by.
 
-Rule: whoever destroys something on the strength of a cumulative figure calls `require_trusted()`. Times are on the monotonic
-clock of the process that holds the figure.
+Rule: whatever destroys something on the strength of a cumulative figure takes a `Trusted` number, not an int. There is one
+source of those, `require_trusted()`, so the type checker finds whoever forgot the guard (tests/typing). Times are on the
+monotonic clock of the process that holds the figure.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final, Self, final
 
 from kvdir.errors import UntrustedView
 
 
+@final
+class _Guard:
+    """Who has it has checked."""
+
+
+_CHECKED: Final = _Guard()
+
+
+@final
+class Trusted(int):
+    """A cumulative number that was trusted when it was asked for; act on it at once, it does not stay true.
+
+    Arithmetic gives plain ints: add the views (`Cumulative.__add__`, `total`), then ask.
+    """
+
+    def __new__(cls, value: int, checked: _Guard) -> Self:
+        if checked is not _CHECKED:
+            raise TypeError("a Trusted number comes from require_trusted() only")
+        return super().__new__(cls, value)
+
+
 @dataclass(frozen=True, slots=True)
 class Convergent:
-    """value, as last heard at as_of_s."""
+    """value, as last heard at as_of_s. It can be old, never offset, so nothing has to be asked before it is used."""
 
     value: int
     as_of_s: float
@@ -27,7 +51,7 @@ class Convergent:
         return True
 
     def require_trusted(self) -> int:
-        """The value: a convergent figure can be old, never offset."""
+        """The value, as a plain int: no total may be made of it."""
         return self.value
 
 
@@ -41,14 +65,14 @@ class Cumulative:
     untrusted_since_s: float | None = None
     reason: str = ""
 
-    def require_trusted(self) -> int:
+    def require_trusted(self) -> Trusted:
         """The value, or UntrustedView: refuse the destructive action, reconcile the node first."""
         if not self.trusted:
             raise UntrustedView(
                 f"this figure is not trusted ({self.reason or 'a loss is known'}): "
                 "run `kvdir reconcile NODE`, or wait until the stream is synced"
             )
-        return self.value
+        return Trusted(self.value, _CHECKED)
 
     def __add__(self, other: Cumulative) -> Cumulative:
         """A sum is trusted if both are; it is as old as the older one, and untrusted since the earlier loss."""
@@ -60,3 +84,11 @@ class Cumulative:
             min(since) if since else None,
             self.reason or other.reason,
         )
+
+
+def total(figures: Iterable[Cumulative], *, now_s: float) -> Cumulative:
+    """The sum; nothing sums to a trusted 0 as of now."""
+    out: Cumulative | None = None
+    for figure in figures:
+        out = figure if out is None else out + figure
+    return out if out is not None else Cumulative(0, True, now_s)
