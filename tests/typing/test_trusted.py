@@ -41,7 +41,6 @@ def mypy(code: str, where: Path) -> subprocess.CompletedProcess[str]:
         "--strict",
         "--no-error-summary",
         "--follow-imports=silent",
-        "--config-file=",
         str(file),
     ]
     return subprocess.run(command, cwd=Path(__file__).parents[2], text=True, capture_output=True, timeout=50, check=False)
