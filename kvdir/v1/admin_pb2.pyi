@@ -67,7 +67,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusResponse(_message.Message):
-    __slots__ = ("protocol_version", "version", "coordinator", "uptime_ms", "warming", "blocks", "index_bytes", "streams_synced", "streams_total", "namespaces", "lookups", "lookup_blocks", "lookup_hits", "events_applied", "events_rejected", "stale_reports", "stale_reports_ignored")
+    __slots__ = ("protocol_version", "version", "coordinator", "uptime_ms", "warming", "blocks", "index_bytes", "streams_synced", "streams_total", "namespaces", "lookups", "lookup_blocks", "lookup_hits", "events_applied", "events_rejected", "stale_reports", "stale_reports_ignored", "partial", "restored_blocks")
     class EventsRejectedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -92,6 +92,8 @@ class StatusResponse(_message.Message):
     EVENTS_REJECTED_FIELD_NUMBER: _ClassVar[int]
     STALE_REPORTS_FIELD_NUMBER: _ClassVar[int]
     STALE_REPORTS_IGNORED_FIELD_NUMBER: _ClassVar[int]
+    PARTIAL_FIELD_NUMBER: _ClassVar[int]
+    RESTORED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     version: str
     coordinator: str
@@ -109,7 +111,9 @@ class StatusResponse(_message.Message):
     events_rejected: _containers.ScalarMap[str, int]
     stale_reports: int
     stale_reports_ignored: int
-    def __init__(self, protocol_version: _Optional[int] = ..., version: _Optional[str] = ..., coordinator: _Optional[str] = ..., uptime_ms: _Optional[int] = ..., warming: bool = ..., blocks: _Optional[int] = ..., index_bytes: _Optional[int] = ..., streams_synced: _Optional[int] = ..., streams_total: _Optional[int] = ..., namespaces: _Optional[_Iterable[_Union[_common_pb2.Namespace, _Mapping]]] = ..., lookups: _Optional[int] = ..., lookup_blocks: _Optional[int] = ..., lookup_hits: _Optional[int] = ..., events_applied: _Optional[int] = ..., events_rejected: _Optional[_Mapping[str, int]] = ..., stale_reports: _Optional[int] = ..., stale_reports_ignored: _Optional[int] = ...) -> None: ...
+    partial: bool
+    restored_blocks: int
+    def __init__(self, protocol_version: _Optional[int] = ..., version: _Optional[str] = ..., coordinator: _Optional[str] = ..., uptime_ms: _Optional[int] = ..., warming: bool = ..., blocks: _Optional[int] = ..., index_bytes: _Optional[int] = ..., streams_synced: _Optional[int] = ..., streams_total: _Optional[int] = ..., namespaces: _Optional[_Iterable[_Union[_common_pb2.Namespace, _Mapping]]] = ..., lookups: _Optional[int] = ..., lookup_blocks: _Optional[int] = ..., lookup_hits: _Optional[int] = ..., events_applied: _Optional[int] = ..., events_rejected: _Optional[_Mapping[str, int]] = ..., stale_reports: _Optional[int] = ..., stale_reports_ignored: _Optional[int] = ..., partial: bool = ..., restored_blocks: _Optional[int] = ...) -> None: ...
 
 class DumpRequest(_message.Message):
     __slots__ = ("namespace_digest", "node", "chunk_blocks")
@@ -150,3 +154,105 @@ class ReconcileResponse(_message.Message):
     trust: _common_pb2.NodeTrust
     blocks: int
     def __init__(self, protocol_version: _Optional[int] = ..., done: bool = ..., trust: _Optional[_Union[_common_pb2.NodeTrust, _Mapping]] = ..., blocks: _Optional[int] = ...) -> None: ...
+
+class StoryRequest(_message.Message):
+    __slots__ = ("node", "fingerprint", "max_entries")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    MAX_ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    fingerprint: bytes
+    max_entries: int
+    def __init__(self, node: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., max_entries: _Optional[int] = ...) -> None: ...
+
+class StoryResponse(_message.Message):
+    __slots__ = ("protocol_version", "entries", "reaches_back_ms")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    REACHES_BACK_MS_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    entries: _containers.RepeatedCompositeFieldContainer[StoryEntry]
+    reaches_back_ms: int
+    def __init__(self, protocol_version: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[StoryEntry, _Mapping]]] = ..., reaches_back_ms: _Optional[int] = ...) -> None: ...
+
+class StoryEntry(_message.Message):
+    __slots__ = ("age_ms", "node", "epoch", "kind", "seq", "words")
+    AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    WORDS_FIELD_NUMBER: _ClassVar[int]
+    age_ms: int
+    node: str
+    epoch: int
+    kind: str
+    seq: int
+    words: str
+    def __init__(self, age_ms: _Optional[int] = ..., node: _Optional[str] = ..., epoch: _Optional[int] = ..., kind: _Optional[str] = ..., seq: _Optional[int] = ..., words: _Optional[str] = ...) -> None: ...
+
+class QuotasRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class QuotasResponse(_message.Message):
+    __slots__ = ("protocol_version", "enforcing", "quotas", "orphans", "orphans_enforcing")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    ENFORCING_FIELD_NUMBER: _ClassVar[int]
+    QUOTAS_FIELD_NUMBER: _ClassVar[int]
+    ORPHANS_FIELD_NUMBER: _ClassVar[int]
+    ORPHANS_ENFORCING_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    enforcing: bool
+    quotas: _containers.RepeatedCompositeFieldContainer[QuotaInfo]
+    orphans: _containers.RepeatedCompositeFieldContainer[OrphanInfo]
+    orphans_enforcing: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., enforcing: bool = ..., quotas: _Optional[_Iterable[_Union[QuotaInfo, _Mapping]]] = ..., orphans: _Optional[_Iterable[_Union[OrphanInfo, _Mapping]]] = ..., orphans_enforcing: bool = ...) -> None: ...
+
+class QuotaInfo(_message.Message):
+    __slots__ = ("subject", "limit_bytes", "used_bytes", "verdict", "words", "shares", "older_than_ms", "evicted_blocks", "refused")
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    WORDS_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
+    OLDER_THAN_MS_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    subject: str
+    limit_bytes: int
+    used_bytes: _common_pb2.CumulativeFigure
+    verdict: str
+    words: str
+    shares: _containers.RepeatedCompositeFieldContainer[QuotaShare]
+    older_than_ms: int
+    evicted_blocks: int
+    refused: int
+    def __init__(self, subject: _Optional[str] = ..., limit_bytes: _Optional[int] = ..., used_bytes: _Optional[_Union[_common_pb2.CumulativeFigure, _Mapping]] = ..., verdict: _Optional[str] = ..., words: _Optional[str] = ..., shares: _Optional[_Iterable[_Union[QuotaShare, _Mapping]]] = ..., older_than_ms: _Optional[int] = ..., evicted_blocks: _Optional[int] = ..., refused: _Optional[int] = ...) -> None: ...
+
+class QuotaShare(_message.Message):
+    __slots__ = ("node", "namespace_digest", "tier", "max_blocks")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    MAX_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    namespace_digest: bytes
+    tier: _common_pb2.Tier
+    max_blocks: int
+    def __init__(self, node: _Optional[str] = ..., namespace_digest: _Optional[bytes] = ..., tier: _Optional[_Union[_common_pb2.Tier, str]] = ..., max_blocks: _Optional[int] = ...) -> None: ...
+
+class OrphanInfo(_message.Message):
+    __slots__ = ("node", "epoch", "silent_ms", "blocks", "spared")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SILENT_MS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SPARED_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    epoch: int
+    silent_ms: int
+    blocks: int
+    spared: str
+    def __init__(self, node: _Optional[str] = ..., epoch: _Optional[int] = ..., silent_ms: _Optional[int] = ..., blocks: _Optional[int] = ..., spared: _Optional[str] = ...) -> None: ...

@@ -54,6 +54,16 @@ class AdminStub(object):
                 request_serializer=kvdir_dot_v1_dot_admin__pb2.ReconcileRequest.SerializeToString,
                 response_deserializer=kvdir_dot_v1_dot_admin__pb2.ReconcileResponse.FromString,
                 _registered_method=True)
+        self.Story = channel.unary_unary(
+                '/kvdir.v1.Admin/Story',
+                request_serializer=kvdir_dot_v1_dot_admin__pb2.StoryRequest.SerializeToString,
+                response_deserializer=kvdir_dot_v1_dot_admin__pb2.StoryResponse.FromString,
+                _registered_method=True)
+        self.Quotas = channel.unary_unary(
+                '/kvdir.v1.Admin/Quotas',
+                request_serializer=kvdir_dot_v1_dot_admin__pb2.QuotasRequest.SerializeToString,
+                response_deserializer=kvdir_dot_v1_dot_admin__pb2.QuotasResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer(object):
@@ -85,6 +95,20 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Story(self, request, context):
+        """What touched a node, or a block, as far back as the bounded log goes. An unknown node has an empty story.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Quotas(self, request, context):
+        """The quotas, what they are used to, how far that is trusted, and what was decided.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -107,6 +131,16 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Reconcile,
                     request_deserializer=kvdir_dot_v1_dot_admin__pb2.ReconcileRequest.FromString,
                     response_serializer=kvdir_dot_v1_dot_admin__pb2.ReconcileResponse.SerializeToString,
+            ),
+            'Story': grpc.unary_unary_rpc_method_handler(
+                    servicer.Story,
+                    request_deserializer=kvdir_dot_v1_dot_admin__pb2.StoryRequest.FromString,
+                    response_serializer=kvdir_dot_v1_dot_admin__pb2.StoryResponse.SerializeToString,
+            ),
+            'Quotas': grpc.unary_unary_rpc_method_handler(
+                    servicer.Quotas,
+                    request_deserializer=kvdir_dot_v1_dot_admin__pb2.QuotasRequest.FromString,
+                    response_serializer=kvdir_dot_v1_dot_admin__pb2.QuotasResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -217,6 +251,60 @@ class Admin(object):
             '/kvdir.v1.Admin/Reconcile',
             kvdir_dot_v1_dot_admin__pb2.ReconcileRequest.SerializeToString,
             kvdir_dot_v1_dot_admin__pb2.ReconcileResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Story(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvdir.v1.Admin/Story',
+            kvdir_dot_v1_dot_admin__pb2.StoryRequest.SerializeToString,
+            kvdir_dot_v1_dot_admin__pb2.StoryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Quotas(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvdir.v1.Admin/Quotas',
+            kvdir_dot_v1_dot_admin__pb2.QuotasRequest.SerializeToString,
+            kvdir_dot_v1_dot_admin__pb2.QuotasResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -19,20 +19,22 @@ EVENT_KIND_REMOVED: EventKind
 EVENT_KIND_CLEARED: EventKind
 
 class PublishRequest(_message.Message):
-    __slots__ = ("hello", "batch", "heartbeat", "snapshot", "goodbye", "replay_unavailable")
+    __slots__ = ("hello", "batch", "heartbeat", "snapshot", "goodbye", "replay_unavailable", "evict_result")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
     REPLAY_UNAVAILABLE_FIELD_NUMBER: _ClassVar[int]
+    EVICT_RESULT_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     batch: Batch
     heartbeat: Heartbeat
     snapshot: SnapshotChunk
     goodbye: Goodbye
     replay_unavailable: ReplayUnavailable
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotChunk, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., replay_unavailable: _Optional[_Union[ReplayUnavailable, _Mapping]] = ...) -> None: ...
+    evict_result: EvictResult
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotChunk, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., replay_unavailable: _Optional[_Union[ReplayUnavailable, _Mapping]] = ..., evict_result: _Optional[_Union[EvictResult, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol_version", "node", "epoch", "started_unix_ms", "peer_address", "last_seq", "namespaces", "agent_version")
@@ -139,18 +141,52 @@ class ReplayUnavailable(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., oldest_seq: _Optional[int] = ...) -> None: ...
 
 class PublishResponse(_message.Message):
-    __slots__ = ("welcome", "ack", "replay_request", "snapshot_request", "fenced")
+    __slots__ = ("welcome", "ack", "replay_request", "snapshot_request", "fenced", "evict_request")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     ACK_FIELD_NUMBER: _ClassVar[int]
     REPLAY_REQUEST_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_REQUEST_FIELD_NUMBER: _ClassVar[int]
     FENCED_FIELD_NUMBER: _ClassVar[int]
+    EVICT_REQUEST_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     ack: Ack
     replay_request: ReplayRequest
     snapshot_request: SnapshotRequest
     fenced: Fenced
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., replay_request: _Optional[_Union[ReplayRequest, _Mapping]] = ..., snapshot_request: _Optional[_Union[SnapshotRequest, _Mapping]] = ..., fenced: _Optional[_Union[Fenced, _Mapping]] = ...) -> None: ...
+    evict_request: EvictRequest
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., replay_request: _Optional[_Union[ReplayRequest, _Mapping]] = ..., snapshot_request: _Optional[_Union[SnapshotRequest, _Mapping]] = ..., fenced: _Optional[_Union[Fenced, _Mapping]] = ..., evict_request: _Optional[_Union[EvictRequest, _Mapping]] = ...) -> None: ...
+
+class EvictRequest(_message.Message):
+    __slots__ = ("epoch", "request_id", "namespace_digest", "tier", "max_blocks", "keep_blocks", "older_than_ms")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    MAX_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    KEEP_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    OLDER_THAN_MS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    request_id: int
+    namespace_digest: bytes
+    tier: _common_pb2.Tier
+    max_blocks: int
+    keep_blocks: int
+    older_than_ms: int
+    def __init__(self, epoch: _Optional[int] = ..., request_id: _Optional[int] = ..., namespace_digest: _Optional[bytes] = ..., tier: _Optional[_Union[_common_pb2.Tier, str]] = ..., max_blocks: _Optional[int] = ..., keep_blocks: _Optional[int] = ..., older_than_ms: _Optional[int] = ...) -> None: ...
+
+class EvictResult(_message.Message):
+    __slots__ = ("epoch", "request_id", "evicted_blocks", "owner_seq", "reason")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    OWNER_SEQ_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    request_id: int
+    evicted_blocks: int
+    owner_seq: int
+    reason: str
+    def __init__(self, epoch: _Optional[int] = ..., request_id: _Optional[int] = ..., evicted_blocks: _Optional[int] = ..., owner_seq: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("protocol_version", "coordinator", "resume_seq", "heartbeat_interval_ms", "credit_events")
