@@ -39,7 +39,7 @@ PLAIN_WIDTH = 160
 
 
 class Exit(enum.IntEnum):
-    """Exit codes of both programs; documented in --help and docs/cli."""
+    """Exit codes of both programs; listed at the end of --help."""
 
     OK = 0
     FAILED = 1

@@ -14,6 +14,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from kvdir.cli.bench import run_bench
 from kvdir.cli.main import Entry, LazyGroup, main
 from kvdir.cli.options import config_options, configuration_page
 from kvdir.cli.output import (
@@ -223,6 +224,26 @@ def test_progress_is_silent_when_stderr_is_no_terminal(capsys: pytest.CaptureFix
         advance()
         advance(2, "text")
     assert capsys.readouterr() == ("", "")
+
+
+def test_bench_prints_figures_rows_and_the_machine_they_were_measured_on() -> None:
+    shares = []
+
+    def measure(advance: Callable[..., None]) -> dict[str, Any]:
+        advance(0.5, "half")
+        shares.append(0.5)
+        return {"blocks_per_s": 1234567.8, "rows": [{"plane": "shm", "p50_us": 1.23456}, {"plane": "tcp", "p50_us": None}]}
+
+    def command(output: str) -> None:
+        run_bench("example", measure, output=output, progress=False)
+
+    document = json.loads(run(program(command), "run", "--output", "json").stdout)
+    assert (document["bench"], document["blocks_per_s"], len(document["rows"])) == ("example", 1234567.8, 2)
+    assert {"cpu", "cores", "load_1m", "python"} <= set(document["machine"])
+    shown = run(program(command), "run").stdout
+    for expected in ("1,234,568", "1.235", "shm", "cores"):
+        assert expected in shown
+    assert shares == [0.5, 0.5]
 
 
 def test_help_lists_commands_without_importing_them() -> None:
