@@ -1,0 +1,319 @@
+"""Owners, a hostile network and a directory, moved by hand: the world of the stream model test.
+
+The outbox, sender and directory are the real ones; only the network between them is made. It loses, duplicates, and delivers
+what an old connection still had under way after the new one has begun. Owners remember what they held at every sequence
+number, so that any figure that claims to be trusted can be held against the truth (`check`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvdir.core.directory import Directory, Hello, Limits, Refused, Welcomed
+from kvdir.core.effects import Effect, Fence, RequestReplay, RequestSnapshot
+from kvdir.core.event import Batch, Event, Heartbeat, HeartbeatFigures, OwnerCount, SnapshotChunk
+from kvdir.core.feedback import StaleReport
+from kvdir.core.inspect import faults, node_views
+from kvdir.core.namespaces import Announced
+from kvdir.core.node import Stream
+from kvdir.core.outbox import OwnerOutbox
+from kvdir.core.repair import RepairPolicy
+from kvdir.core.sender import StreamSender
+from kvdir.core.snapshot import snapshot_chunks
+from kvdir.fingerprint import Fingerprints
+from kvdir.index import Sketch, open_index
+from kvdir.location import StreamState, Tier
+from kvdir.testing.fake_node import EXAMPLE_NAMESPACE
+
+DIGEST = EXAMPLE_NAMESPACE.digest
+ANNOUNCED = Announced(DIGEST, EXAMPLE_NAMESPACE.canonical().encode(), EXAMPLE_NAMESPACE.block_bytes)
+UNIVERSE = [number.to_bytes(8, "little") for number in range(1, 5)]
+TIERS = (Tier.CPU, Tier.DISK)
+NODES = ("a", "b")
+KINDS = ("stored", "stored", "stored", "removed", "removed", "cleared", "unheard")
+MISHAPS = (
+    "message vanishes", "reconnect", "late delivery", "owner restarts", "zombie returns", "silence", "snapshot wanted",
+    "coordinator restarts",
+)  # fmt: skip
+LIMITS = Limits(
+    stale_after_s=5.0,
+    expire_after_s=20.0,
+    forget_after_s=100.0,
+    repair=RepairPolicy(idle_s=0.5, total_s=5.0, retry_base_s=0.1, retry_max_s=1.0, spacing_s=0.1),
+)
+HEALING_HEARTBEATS = 40
+
+Held = frozenset[tuple[bytes, Tier]]
+
+
+@dataclass(eq=False)
+class Link:
+    """One connection: messages towards the coordinator, in order. `number` as the directory gave it."""
+
+    stream: Stream
+    number: int
+    messages: deque[Any] = field(default_factory=deque)
+
+
+class Owner:
+    """One epoch of a node: what it holds, and what it held at every sequence number."""
+
+    def __init__(self, node: str, epoch: int, held: Held, *, ring_events: int) -> None:
+        self.node, self.epoch = node, epoch
+        self.outbox = OwnerOutbox(max_events=ring_events)
+        self.sender = StreamSender(self.outbox, max_batch_events=2)
+        self.link: Link | None = None
+        self.held: Held = frozenset()
+        self.truth: list[Held] = [self.held]
+        for tier in TIERS:
+            self.change("stored", tier, frozenset(block for block, at in held if at is tier))
+
+    def change(self, kind: str, tier: Tier, picks: frozenset[bytes]) -> None:
+        chosen, packed = frozenset((pick, tier) for pick in picks), Fingerprints.of(sorted(picks))
+        match kind:
+            case "stored":
+                self.held |= chosen
+                self.outbox.append(Event.stored(tier, DIGEST, packed))
+            case "removed":
+                self.held -= chosen
+                self.outbox.append(Event.removed(tier, DIGEST, packed))
+            case "cleared":
+                self.held = frozenset(item for item in self.held if item[1] is not tier)
+                self.outbox.append(Event.cleared(tier, DIGEST if len(picks) % 2 else b""))
+            case "unheard":  # the owner's own queue lost the event
+                self.held ^= chosen
+                self.outbox.lose()
+        self.truth.append(self.held)
+
+    def snapshot(self, snapshot_id: int) -> list[SnapshotChunk]:
+        entries = [
+            Event.stored(tier, DIGEST, Fingerprints.of(blocks))
+            for tier in TIERS
+            if (blocks := [block for block, at in self.held if at is tier])
+        ]
+        self.sender.snapshot_taken(self.outbox.last_seq)
+        return list(snapshot_chunks(snapshot_id, self.outbox.last_seq, entries, max_blocks=1))
+
+    def figures(self, *, counted: bool) -> HeartbeatFigures:
+        counts = tuple(OwnerCount(DIGEST, tier, sum(at is tier for _, at in self.held)) for tier in TIERS)
+        return HeartbeatFigures(counts=counts if counted else None)
+
+
+class World:
+    """Two nodes, a network and a coordinator, moved by hand."""
+
+    def __init__(self, ring_events: int) -> None:
+        self.now_s = 1000.0
+        self.epochs = 0
+        self.ring_events = ring_events
+        self.directory = self._new_directory()
+        self.owners = {node: self._new_owner(node, frozenset()) for node in NODES}
+        self.zombies: list[Owner] = []
+        self.ghosts: list[Link] = []
+        self.reports: list[StaleReport] = []
+        for owner in self.owners.values():
+            self._connect(owner)
+
+    # -- moves -----------------------------------------------------------------------------------------------------------
+
+    def send(self, node: str, lost: list[bool], *, heartbeat: bool, counted: bool = True) -> None:
+        """Into the connection, some batches lost before it."""
+        owner = self.owners[node]
+        link = owner.link or self._connect(owner)
+        for drop in lost:
+            batch = owner.sender.next_batch()
+            if batch is not None and not drop:
+                link.messages.append(batch)
+        if heartbeat:
+            link.messages.append(owner.sender.heartbeat(owner.figures(counted=counted)))
+
+    def deliver(self, node: str, count: int, *, twice: bool = False) -> None:
+        link = self.owners[node].link
+        for _ in range(min(count, len(link.messages) if link else 0)):
+            assert link is not None
+            message = link.messages.popleft()
+            for _ in range(2 if twice else 1):
+                self._arrive(link.stream, message)
+
+    def tick(self, seconds: float, *, lose_requests: bool = False) -> None:
+        self.now_s += seconds
+        self._execute(self.directory.tick(now_s=self.now_s), lose_requests=lose_requests)
+
+    def reader_finds_nothing(self, node: str, tier: Tier, pick: bytes, *, lies: bool, later: bool) -> None:
+        owner = self.owners[node]
+        if not lies and (pick, tier) in owner.held:
+            return
+        self.reports.append(StaleReport(node, owner.epoch, owner.outbox.last_seq, DIGEST, tier, Fingerprints.of([pick])))
+        if not later:
+            self.directory.report_stale(self.reports.pop(), now_s=self.now_s)
+
+    def late_report(self) -> None:
+        if self.reports:
+            self.directory.report_stale(self.reports.pop(0), now_s=self.now_s)
+
+    def mishap(self, kind: str, node: str, pick: int) -> None:
+        """pick: decides what the kind leaves open."""
+        owner = self.owners[node]
+        match kind:
+            case "message vanishes":  # although its connection lives: harsher than gRPC is
+                if owner.link and owner.link.messages:
+                    del owner.link.messages[pick % len(owner.link.messages)]
+            case "reconnect":
+                self._cut(owner)
+                self._connect(owner)
+            case "late delivery":  # of what an old connection still had under way
+                self.ghosts = [ghost for ghost in self.ghosts if ghost.messages]
+                if self.ghosts:
+                    ghost = self.ghosts[pick % len(self.ghosts)]
+                    self._arrive(ghost.stream, ghost.messages.popleft())
+            case "owner restarts":
+                self._cut(owner)
+                self.zombies.append(owner)
+                self.owners[node] = self._new_owner(node, owner.held if pick % 2 else frozenset())
+                self._connect(self.owners[node])
+            case "zombie returns":  # an old process was only asleep
+                known = [zombie for zombie in self.zombies if zombie.epoch in self._fences(zombie.node)]
+                if known:
+                    assert isinstance(self._hello(known[pick % len(known)]), Refused)
+            case "silence":
+                self.tick(25.0 if pick % 2 else 6.0, lose_requests=True)
+            case "snapshot wanted":
+                if node in self.directory.nodes:
+                    self.directory.want_snapshot(node)
+            case "coordinator restarts":
+                for each in self.owners.values():
+                    each.link = None
+                self.ghosts.clear()
+                self.directory = self._new_directory()
+
+    def heal(self) -> None:
+        """The network works again: everything is true within HEALING_HEARTBEATS, half a second apart."""
+        self.ghosts.clear()
+        for _ in range(HEALING_HEARTBEATS):
+            for owner in self.owners.values():
+                link = owner.link or self._connect(owner)
+                self.send(owner.node, [False] * 100, heartbeat=True)
+                self.deliver(owner.node, len(link.messages))
+            self.tick(0.5)
+            if all(self._healed(owner) for owner in self.owners.values()):
+                break
+        self.check()
+        for owner in self.owners.values():
+            view = next(v for v in node_views(self.directory, now_s=self.now_s) if v.trust.node == owner.node)
+            assert view.trust.state is StreamState.SYNCED, view
+            assert self._seen(owner.node) == owner.held
+            assert all(holding.blocks.trusted for holding in view.holdings)
+
+    # -- what must hold --------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        assert not list(faults(self.directory))
+        for trust in self._lookup().nodes:
+            stream = self.directory.nodes[trust.node].stream
+            assert stream is not None
+            assert trust.epoch == stream.epoch
+            assert trust.state is not StreamState.FENCED
+            assert trust.epoch not in self._fences(trust.node)
+        for view in node_views(self.directory, now_s=self.now_s):
+            owner = self._epoch_of(view.trust.node, view.trust.epoch)
+            if owner is None or view.trust.state is StreamState.FENCED:
+                continue
+            truth = owner.truth[view.last_seq] if view.last_seq < len(owner.truth) else frozenset()
+            for holding in view.holdings:
+                if holding.blocks.trusted:
+                    assert holding.blocks.value == sum(at == holding.tier for _, at in truth)
+            if view.trust.state is StreamState.SYNCED and not self._doubted(view.trust.node):
+                assert self._seen(view.trust.node) == truth
+
+    # -- plumbing --------------------------------------------------------------------------------------------------------
+
+    def _new_directory(self) -> Directory:
+        return Directory(open_index(seed=1), lambda: Sketch(64), LIMITS, now_s=self.now_s)
+
+    def _new_owner(self, node: str, held: Held) -> Owner:
+        self.epochs += 1
+        return Owner(node, self.epochs, held, ring_events=self.ring_events)
+
+    def _hello(self, owner: Owner) -> Welcomed | Refused:
+        # started_unix_ms runs backwards: no order may be taken from anybody's clock.
+        hello = Hello(owner.node, owner.epoch, owner.outbox.last_seq, "host:1", 10_000 - owner.epoch, (ANNOUNCED,))
+        outcome = self.directory.hello(hello, now_s=self.now_s)
+        self._execute(self.directory.take_effects(), lose_requests=False)
+        return outcome
+
+    def _connect(self, owner: Owner) -> Link:
+        hello_seq = owner.outbox.last_seq
+        outcome = self._hello(owner)
+        assert isinstance(outcome, Welcomed)
+        link = owner.link = Link(outcome.stream, outcome.connection)
+        if not owner.sender.opened(resume_seq=outcome.resume_seq, hello_seq=hello_seq, credit=10_000):
+            link.messages.append("replay unavailable")
+        return link
+
+    def _cut(self, owner: Owner) -> None:
+        if owner.link is not None:
+            self.ghosts.append(owner.link)
+            self.directory.disconnected(owner.link.stream, owner.link.number, now_s=self.now_s)
+            owner.link = None
+
+    def _arrive(self, stream: Stream, message: Any) -> None:
+        match message:
+            case Batch():
+                self.directory.batch(stream, message.first_seq, message.events, now_s=self.now_s)
+            case Heartbeat():
+                self.directory.heartbeat(stream, message, now_s=self.now_s)
+            case SnapshotChunk():
+                self.directory.snapshot_chunk(stream, message, now_s=self.now_s)
+            case "replay unavailable":
+                self.directory.replay_unavailable(stream, now_s=self.now_s)
+
+    def _execute(self, effects: list[Effect], *, lose_requests: bool) -> None:
+        for effect in effects:
+            owner = self._epoch_of(getattr(effect, "node", ""), getattr(effect, "epoch", 0))
+            if owner is None or owner.link is None:
+                continue
+            match effect:
+                case Fence():
+                    owner.link = None
+                case RequestReplay() if not lose_requests:
+                    if not owner.sender.replay(effect.first_seq):
+                        owner.link.messages.append("replay unavailable")
+                case RequestSnapshot() if not lose_requests:
+                    owner.link.messages.extend(owner.snapshot(effect.snapshot_id))
+
+    def _healed(self, owner: Owner) -> bool:
+        stream = self.directory.nodes[owner.node].stream
+        return (
+            stream is not None
+            and stream.cursor.state is StreamState.SYNCED
+            and stream.cursor.applied_seq == owner.outbox.last_seq
+            and not self._doubted(owner.node)
+        )
+
+    def _doubted(self, node: str) -> bool:
+        stream = self.directory.nodes[node].stream
+        return stream is not None and any(holder.doubt for holder in stream.holders.values())
+
+    def _fences(self, node: str) -> set[int]:
+        known = self.directory.nodes.get(node)
+        return set(known.fenced) if known else set()
+
+    def _epoch_of(self, node: str, epoch: int) -> Owner | None:
+        owners = [*self.owners.values(), *self.zombies]
+        return next((owner for owner in owners if (owner.node, owner.epoch) == (node, epoch)), None)
+
+    def _lookup(self) -> Any:
+        self.directory.namespaces.announce(ANNOUNCED)
+        return self.directory.lookup(DIGEST, Fingerprints.of(UNIVERSE), now_s=self.now_s)
+
+    def _seen(self, node: str) -> Held:
+        answer = self._lookup()
+        return frozenset(
+            (UNIVERSE[at], tier)
+            for run in answer
+            for holder, tier in run.holders
+            if answer.nodes[holder].node == node
+            for at in range(run.start, run.start + run.count)
+        )
