@@ -1,10 +1,24 @@
 from kvdir.v1 import common_pb2 as _common_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class ViewScope(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    VIEW_SCOPE_UNSPECIFIED: _ClassVar[ViewScope]
+    VIEW_SCOPE_NODE: _ClassVar[ViewScope]
+    VIEW_SCOPE_TIER: _ClassVar[ViewScope]
+    VIEW_SCOPE_NAMESPACE: _ClassVar[ViewScope]
+    VIEW_SCOPE_TENANT: _ClassVar[ViewScope]
+VIEW_SCOPE_UNSPECIFIED: ViewScope
+VIEW_SCOPE_NODE: ViewScope
+VIEW_SCOPE_TIER: ViewScope
+VIEW_SCOPE_NAMESPACE: ViewScope
+VIEW_SCOPE_TENANT: ViewScope
 
 class NodesRequest(_message.Message):
     __slots__ = ()
@@ -19,7 +33,7 @@ class NodesResponse(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeInfo, _Mapping]]] = ...) -> None: ...
 
 class NodeInfo(_message.Message):
-    __slots__ = ("trust", "last_seq", "announced_seq", "gaps", "replays", "snapshots", "used_bytes", "capacity_bytes", "dropped_events", "holdings", "untrusted_ms", "started_unix_ms")
+    __slots__ = ("trust", "last_seq", "announced_seq", "gaps", "replays", "snapshots", "used_bytes", "capacity_bytes", "dropped_events", "holdings", "untrusted_ms", "started_unix_ms", "sketches", "missed_events")
     TRUST_FIELD_NUMBER: _ClassVar[int]
     LAST_SEQ_FIELD_NUMBER: _ClassVar[int]
     ANNOUNCED_SEQ_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +46,8 @@ class NodeInfo(_message.Message):
     HOLDINGS_FIELD_NUMBER: _ClassVar[int]
     UNTRUSTED_MS_FIELD_NUMBER: _ClassVar[int]
     STARTED_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    SKETCHES_FIELD_NUMBER: _ClassVar[int]
+    MISSED_EVENTS_FIELD_NUMBER: _ClassVar[int]
     trust: _common_pb2.NodeTrust
     last_seq: int
     announced_seq: int
@@ -44,7 +60,9 @@ class NodeInfo(_message.Message):
     holdings: _containers.RepeatedCompositeFieldContainer[Holding]
     untrusted_ms: int
     started_unix_ms: int
-    def __init__(self, trust: _Optional[_Union[_common_pb2.NodeTrust, _Mapping]] = ..., last_seq: _Optional[int] = ..., announced_seq: _Optional[int] = ..., gaps: _Optional[int] = ..., replays: _Optional[int] = ..., snapshots: _Optional[int] = ..., used_bytes: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., dropped_events: _Optional[int] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., untrusted_ms: _Optional[int] = ..., started_unix_ms: _Optional[int] = ...) -> None: ...
+    sketches: int
+    missed_events: int
+    def __init__(self, trust: _Optional[_Union[_common_pb2.NodeTrust, _Mapping]] = ..., last_seq: _Optional[int] = ..., announced_seq: _Optional[int] = ..., gaps: _Optional[int] = ..., replays: _Optional[int] = ..., snapshots: _Optional[int] = ..., used_bytes: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., dropped_events: _Optional[int] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., untrusted_ms: _Optional[int] = ..., started_unix_ms: _Optional[int] = ..., sketches: _Optional[int] = ..., missed_events: _Optional[int] = ...) -> None: ...
 
 class Holding(_message.Message):
     __slots__ = ("namespace_digest", "tier", "blocks", "bytes", "owner_blocks", "owner_at_seq")
@@ -154,6 +172,42 @@ class ReconcileResponse(_message.Message):
     trust: _common_pb2.NodeTrust
     blocks: int
     def __init__(self, protocol_version: _Optional[int] = ..., done: bool = ..., trust: _Optional[_Union[_common_pb2.NodeTrust, _Mapping]] = ..., blocks: _Optional[int] = ...) -> None: ...
+
+class ViewsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ViewsResponse(_message.Message):
+    __slots__ = ("protocol_version", "totals", "loads")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TOTALS_FIELD_NUMBER: _ClassVar[int]
+    LOADS_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    totals: _containers.RepeatedCompositeFieldContainer[TotalView]
+    loads: _containers.RepeatedCompositeFieldContainer[LoadView]
+    def __init__(self, protocol_version: _Optional[int] = ..., totals: _Optional[_Iterable[_Union[TotalView, _Mapping]]] = ..., loads: _Optional[_Iterable[_Union[LoadView, _Mapping]]] = ...) -> None: ...
+
+class TotalView(_message.Message):
+    __slots__ = ("scope", "subject", "blocks", "bytes")
+    SCOPE_FIELD_NUMBER: _ClassVar[int]
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    scope: ViewScope
+    subject: str
+    blocks: _common_pb2.CumulativeFigure
+    bytes: _common_pb2.CumulativeFigure
+    def __init__(self, scope: _Optional[_Union[ViewScope, str]] = ..., subject: _Optional[str] = ..., blocks: _Optional[_Union[_common_pb2.CumulativeFigure, _Mapping]] = ..., bytes: _Optional[_Union[_common_pb2.CumulativeFigure, _Mapping]] = ...) -> None: ...
+
+class LoadView(_message.Message):
+    __slots__ = ("node", "used_bytes", "capacity_bytes")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    used_bytes: _common_pb2.ConvergentFigure
+    capacity_bytes: _common_pb2.ConvergentFigure
+    def __init__(self, node: _Optional[str] = ..., used_bytes: _Optional[_Union[_common_pb2.ConvergentFigure, _Mapping]] = ..., capacity_bytes: _Optional[_Union[_common_pb2.ConvergentFigure, _Mapping]] = ...) -> None: ...
 
 class StoryRequest(_message.Message):
     __slots__ = ("node", "fingerprint", "max_entries")

@@ -54,6 +54,11 @@ class AdminStub(object):
                 request_serializer=kvdir_dot_v1_dot_admin__pb2.ReconcileRequest.SerializeToString,
                 response_deserializer=kvdir_dot_v1_dot_admin__pb2.ReconcileResponse.FromString,
                 _registered_method=True)
+        self.Views = channel.unary_unary(
+                '/kvdir.v1.Admin/Views',
+                request_serializer=kvdir_dot_v1_dot_admin__pb2.ViewsRequest.SerializeToString,
+                response_deserializer=kvdir_dot_v1_dot_admin__pb2.ViewsResponse.FromString,
+                _registered_method=True)
         self.Story = channel.unary_unary(
                 '/kvdir.v1.Admin/Story',
                 request_serializer=kvdir_dot_v1_dot_admin__pb2.StoryRequest.SerializeToString,
@@ -95,6 +100,13 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Views(self, request, context):
+        """Blocks and bytes in sum, per node, tier, namespace and tenant, each with its trust; and what nodes say about themselves.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Story(self, request, context):
         """What touched a node, or a block, as far back as the bounded log goes. An unknown node has an empty story.
         """
@@ -131,6 +143,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Reconcile,
                     request_deserializer=kvdir_dot_v1_dot_admin__pb2.ReconcileRequest.FromString,
                     response_serializer=kvdir_dot_v1_dot_admin__pb2.ReconcileResponse.SerializeToString,
+            ),
+            'Views': grpc.unary_unary_rpc_method_handler(
+                    servicer.Views,
+                    request_deserializer=kvdir_dot_v1_dot_admin__pb2.ViewsRequest.FromString,
+                    response_serializer=kvdir_dot_v1_dot_admin__pb2.ViewsResponse.SerializeToString,
             ),
             'Story': grpc.unary_unary_rpc_method_handler(
                     servicer.Story,
@@ -251,6 +268,33 @@ class Admin(object):
             '/kvdir.v1.Admin/Reconcile',
             kvdir_dot_v1_dot_admin__pb2.ReconcileRequest.SerializeToString,
             kvdir_dot_v1_dot_admin__pb2.ReconcileResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Views(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvdir.v1.Admin/Views',
+            kvdir_dot_v1_dot_admin__pb2.ViewsRequest.SerializeToString,
+            kvdir_dot_v1_dot_admin__pb2.ViewsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -24,23 +24,27 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15kvdir/v1/common.proto\x12\x08kvdir.v1\"-\n\x0c\x46ingerprints\x12\x0e\n\x06packed\x18\x01 \x01(\x0c\x12\r\n\x05width\x18\x02 \x01(\r\"\x9c\x01\n\tNodeTrust\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12$\n\x05state\x18\x03 \x01(\x0e\x32\x15.kvdir.v1.StreamState\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x0e\n\x06\x61ge_ms\x18\x05 \x01(\x04\x12\x16\n\x0emissing_events\x18\x06 \x01(\x04\x12\x14\n\x0cpeer_address\x18\x07 \x01(\t\"p\n\x10\x43umulativeFigure\x12\r\n\x05value\x18\x01 \x01(\x04\x12\x0f\n\x07trusted\x18\x02 \x01(\x08\x12\x10\n\x08\x61s_of_ms\x18\x03 \x01(\x04\x12\x1a\n\x12untrusted_since_ms\x18\x04 \x01(\x04\x12\x0e\n\x06reason\x18\x05 \x01(\t\"^\n\tNamespace\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x16\n\x0e\x63\x61nonical_json\x18\x02 \x01(\x0c\x12\x13\n\x0b\x62lock_bytes\x18\x03 \x01(\x04\x12\x14\n\x0c\x62lock_tokens\x18\x04 \x01(\r*X\n\x04Tier\x12\x14\n\x10TIER_UNSPECIFIED\x10\x00\x12\x0c\n\x08TIER_GPU\x10\x01\x12\x0c\n\x08TIER_CPU\x10\x02\x12\r\n\tTIER_DISK\x10\x03\x12\x0f\n\x0bTIER_REMOTE\x10\x04*\xa7\x01\n\x0bStreamState\x12\x1c\n\x18STREAM_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13STREAM_STATE_SYNCED\x10\x01\x12\x14\n\x10STREAM_STATE_GAP\x10\x02\x12\x1a\n\x16STREAM_STATE_REPAIRING\x10\x03\x12\x16\n\x12STREAM_STATE_STALE\x10\x04\x12\x17\n\x13STREAM_STATE_FENCED\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15kvdir/v1/common.proto\x12\x08kvdir.v1\"-\n\x0c\x46ingerprints\x12\x0e\n\x06packed\x18\x01 \x01(\x0c\x12\r\n\x05width\x18\x02 \x01(\r\"\xaf\x01\n\tNodeTrust\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12$\n\x05state\x18\x03 \x01(\x0e\x32\x15.kvdir.v1.StreamState\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x0e\n\x06\x61ge_ms\x18\x05 \x01(\x04\x12\x16\n\x0emissing_events\x18\x06 \x01(\x04\x12\x14\n\x0cpeer_address\x18\x07 \x01(\t\x12\x11\n\tconfirmed\x18\x08 \x01(\x02\"3\n\x10\x43onvergentFigure\x12\r\n\x05value\x18\x01 \x01(\x04\x12\x10\n\x08\x61s_of_ms\x18\x02 \x01(\x04\"p\n\x10\x43umulativeFigure\x12\r\n\x05value\x18\x01 \x01(\x04\x12\x0f\n\x07trusted\x18\x02 \x01(\x08\x12\x10\n\x08\x61s_of_ms\x18\x03 \x01(\x04\x12\x1a\n\x12untrusted_since_ms\x18\x04 \x01(\x04\x12\x0e\n\x06reason\x18\x05 \x01(\t\"^\n\tNamespace\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x16\n\x0e\x63\x61nonical_json\x18\x02 \x01(\x0c\x12\x13\n\x0b\x62lock_bytes\x18\x03 \x01(\x04\x12\x14\n\x0c\x62lock_tokens\x18\x04 \x01(\r*X\n\x04Tier\x12\x14\n\x10TIER_UNSPECIFIED\x10\x00\x12\x0c\n\x08TIER_GPU\x10\x01\x12\x0c\n\x08TIER_CPU\x10\x02\x12\r\n\tTIER_DISK\x10\x03\x12\x0f\n\x0bTIER_REMOTE\x10\x04*\xa7\x01\n\x0bStreamState\x12\x1c\n\x18STREAM_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13STREAM_STATE_SYNCED\x10\x01\x12\x14\n\x10STREAM_STATE_GAP\x10\x02\x12\x1a\n\x16STREAM_STATE_REPAIRING\x10\x03\x12\x16\n\x12STREAM_STATE_STALE\x10\x04\x12\x17\n\x13STREAM_STATE_FENCED\x10\x05*g\n\x08MinTrust\x12\x19\n\x15MIN_TRUST_UNSPECIFIED\x10\x00\x12\x11\n\rMIN_TRUST_ANY\x10\x01\x12\x17\n\x13MIN_TRUST_NOT_STALE\x10\x02\x12\x14\n\x10MIN_TRUST_SYNCED\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvdir.v1.common_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TIER']._serialized_start=451
-  _globals['_TIER']._serialized_end=539
-  _globals['_STREAMSTATE']._serialized_start=542
-  _globals['_STREAMSTATE']._serialized_end=709
+  _globals['_TIER']._serialized_start=523
+  _globals['_TIER']._serialized_end=611
+  _globals['_STREAMSTATE']._serialized_start=614
+  _globals['_STREAMSTATE']._serialized_end=781
+  _globals['_MINTRUST']._serialized_start=783
+  _globals['_MINTRUST']._serialized_end=886
   _globals['_FINGERPRINTS']._serialized_start=35
   _globals['_FINGERPRINTS']._serialized_end=80
   _globals['_NODETRUST']._serialized_start=83
-  _globals['_NODETRUST']._serialized_end=239
-  _globals['_CUMULATIVEFIGURE']._serialized_start=241
-  _globals['_CUMULATIVEFIGURE']._serialized_end=353
-  _globals['_NAMESPACE']._serialized_start=355
-  _globals['_NAMESPACE']._serialized_end=449
+  _globals['_NODETRUST']._serialized_end=258
+  _globals['_CONVERGENTFIGURE']._serialized_start=260
+  _globals['_CONVERGENTFIGURE']._serialized_end=311
+  _globals['_CUMULATIVEFIGURE']._serialized_start=313
+  _globals['_CUMULATIVEFIGURE']._serialized_end=425
+  _globals['_NAMESPACE']._serialized_start=427
+  _globals['_NAMESPACE']._serialized_end=521
 # @@protoc_insertion_point(module_scope)

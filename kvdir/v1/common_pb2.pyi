@@ -21,6 +21,13 @@ class StreamState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     STREAM_STATE_REPAIRING: _ClassVar[StreamState]
     STREAM_STATE_STALE: _ClassVar[StreamState]
     STREAM_STATE_FENCED: _ClassVar[StreamState]
+
+class MinTrust(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MIN_TRUST_UNSPECIFIED: _ClassVar[MinTrust]
+    MIN_TRUST_ANY: _ClassVar[MinTrust]
+    MIN_TRUST_NOT_STALE: _ClassVar[MinTrust]
+    MIN_TRUST_SYNCED: _ClassVar[MinTrust]
 TIER_UNSPECIFIED: Tier
 TIER_GPU: Tier
 TIER_CPU: Tier
@@ -32,6 +39,10 @@ STREAM_STATE_GAP: StreamState
 STREAM_STATE_REPAIRING: StreamState
 STREAM_STATE_STALE: StreamState
 STREAM_STATE_FENCED: StreamState
+MIN_TRUST_UNSPECIFIED: MinTrust
+MIN_TRUST_ANY: MinTrust
+MIN_TRUST_NOT_STALE: MinTrust
+MIN_TRUST_SYNCED: MinTrust
 
 class Fingerprints(_message.Message):
     __slots__ = ("packed", "width")
@@ -42,7 +53,7 @@ class Fingerprints(_message.Message):
     def __init__(self, packed: _Optional[bytes] = ..., width: _Optional[int] = ...) -> None: ...
 
 class NodeTrust(_message.Message):
-    __slots__ = ("node", "epoch", "state", "reason", "age_ms", "missing_events", "peer_address")
+    __slots__ = ("node", "epoch", "state", "reason", "age_ms", "missing_events", "peer_address", "confirmed")
     NODE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -50,6 +61,7 @@ class NodeTrust(_message.Message):
     AGE_MS_FIELD_NUMBER: _ClassVar[int]
     MISSING_EVENTS_FIELD_NUMBER: _ClassVar[int]
     PEER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    CONFIRMED_FIELD_NUMBER: _ClassVar[int]
     node: str
     epoch: int
     state: StreamState
@@ -57,7 +69,16 @@ class NodeTrust(_message.Message):
     age_ms: int
     missing_events: int
     peer_address: str
-    def __init__(self, node: _Optional[str] = ..., epoch: _Optional[int] = ..., state: _Optional[_Union[StreamState, str]] = ..., reason: _Optional[str] = ..., age_ms: _Optional[int] = ..., missing_events: _Optional[int] = ..., peer_address: _Optional[str] = ...) -> None: ...
+    confirmed: float
+    def __init__(self, node: _Optional[str] = ..., epoch: _Optional[int] = ..., state: _Optional[_Union[StreamState, str]] = ..., reason: _Optional[str] = ..., age_ms: _Optional[int] = ..., missing_events: _Optional[int] = ..., peer_address: _Optional[str] = ..., confirmed: _Optional[float] = ...) -> None: ...
+
+class ConvergentFigure(_message.Message):
+    __slots__ = ("value", "as_of_ms")
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    AS_OF_MS_FIELD_NUMBER: _ClassVar[int]
+    value: int
+    as_of_ms: int
+    def __init__(self, value: _Optional[int] = ..., as_of_ms: _Optional[int] = ...) -> None: ...
 
 class CumulativeFigure(_message.Message):
     __slots__ = ("value", "trusted", "as_of_ms", "untrusted_since_ms", "reason")

@@ -25,25 +25,25 @@ _sym_db = _symbol_database.Default()
 from kvdir.v1 import common_pb2 as kvdir_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18kvdir/v1/directory.proto\x12\x08kvdir.v1\x1a\x15kvdir/v1/common.proto\"\x8a\x01\n\rLookupRequest\x12\x18\n\x10namespace_digest\x18\x01 \x01(\x0c\x12,\n\x0c\x66ingerprints\x18\x02 \x01(\x0b\x32\x16.kvdir.v1.Fingerprints\x12\"\n\x04mode\x18\x03 \x01(\x0e\x32\x14.kvdir.v1.LookupMode\x12\r\n\x05touch\x18\x04 \x01(\x08\"\xbc\x01\n\x0eLookupResponse\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0c\n\x04runs\x18\x02 \x01(\x0c\x12!\n\x04sets\x18\x03 \x03(\x0b\x32\x13.kvdir.v1.HolderSet\x12\"\n\x05nodes\x18\x04 \x03(\x0b\x32\x13.kvdir.v1.NodeTrust\x12\x0c\n\x04hits\x18\x05 \x01(\r\x12\r\n\x05\x61sked\x18\x06 \x01(\r\x12\x0f\n\x07warming\x18\x07 \x01(\x08\x12\r\n\x05\x65rror\x18\x08 \x01(\t\"\x1c\n\tHolderSet\x12\x0f\n\x07holders\x18\x01 \x01(\x0c\"?\n\x12LookupBatchRequest\x12)\n\x08requests\x18\x01 \x03(\x0b\x32\x17.kvdir.v1.LookupRequest\"\\\n\x13LookupBatchResponse\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12+\n\tresponses\x18\x02 \x03(\x0b\x32\x18.kvdir.v1.LookupResponse*Y\n\nLookupMode\x12\x1b\n\x17LOOKUP_MODE_UNSPECIFIED\x10\x00\x12\x16\n\x12LOOKUP_MODE_SPARSE\x10\x01\x12\x16\n\x12LOOKUP_MODE_PREFIX\x10\x02\x32\x94\x01\n\tDirectory\x12;\n\x06Lookup\x12\x17.kvdir.v1.LookupRequest\x1a\x18.kvdir.v1.LookupResponse\x12J\n\x0bLookupBatch\x12\x1c.kvdir.v1.LookupBatchRequest\x1a\x1d.kvdir.v1.LookupBatchResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18kvdir/v1/directory.proto\x12\x08kvdir.v1\x1a\x15kvdir/v1/common.proto\"\xb1\x01\n\rLookupRequest\x12\x18\n\x10namespace_digest\x18\x01 \x01(\x0c\x12,\n\x0c\x66ingerprints\x18\x02 \x01(\x0b\x32\x16.kvdir.v1.Fingerprints\x12\"\n\x04mode\x18\x03 \x01(\x0e\x32\x14.kvdir.v1.LookupMode\x12\r\n\x05touch\x18\x04 \x01(\x08\x12%\n\tmin_trust\x18\x05 \x01(\x0e\x32\x12.kvdir.v1.MinTrust\"\xd7\x01\n\x0eLookupResponse\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0c\n\x04runs\x18\x02 \x01(\x0c\x12!\n\x04sets\x18\x03 \x03(\x0b\x32\x13.kvdir.v1.HolderSet\x12\"\n\x05nodes\x18\x04 \x03(\x0b\x32\x13.kvdir.v1.NodeTrust\x12\x0c\n\x04hits\x18\x05 \x01(\r\x12\r\n\x05\x61sked\x18\x06 \x01(\r\x12\x0f\n\x07warming\x18\x07 \x01(\x08\x12\x19\n\x11nodes_below_trust\x18\t \x01(\r\x12\r\n\x05\x65rror\x18\x08 \x01(\t\"\x1c\n\tHolderSet\x12\x0f\n\x07holders\x18\x01 \x01(\x0c\"?\n\x12LookupBatchRequest\x12)\n\x08requests\x18\x01 \x03(\x0b\x32\x17.kvdir.v1.LookupRequest\"\\\n\x13LookupBatchResponse\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12+\n\tresponses\x18\x02 \x03(\x0b\x32\x18.kvdir.v1.LookupResponse*Y\n\nLookupMode\x12\x1b\n\x17LOOKUP_MODE_UNSPECIFIED\x10\x00\x12\x16\n\x12LOOKUP_MODE_SPARSE\x10\x01\x12\x16\n\x12LOOKUP_MODE_PREFIX\x10\x02\x32\x94\x01\n\tDirectory\x12;\n\x06Lookup\x12\x17.kvdir.v1.LookupRequest\x1a\x18.kvdir.v1.LookupResponse\x12J\n\x0bLookupBatch\x12\x1c.kvdir.v1.LookupBatchRequest\x1a\x1d.kvdir.v1.LookupBatchResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvdir.v1.directory_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LOOKUPMODE']._serialized_start=582
-  _globals['_LOOKUPMODE']._serialized_end=671
+  _globals['_LOOKUPMODE']._serialized_start=648
+  _globals['_LOOKUPMODE']._serialized_end=737
   _globals['_LOOKUPREQUEST']._serialized_start=62
-  _globals['_LOOKUPREQUEST']._serialized_end=200
-  _globals['_LOOKUPRESPONSE']._serialized_start=203
-  _globals['_LOOKUPRESPONSE']._serialized_end=391
-  _globals['_HOLDERSET']._serialized_start=393
-  _globals['_HOLDERSET']._serialized_end=421
-  _globals['_LOOKUPBATCHREQUEST']._serialized_start=423
-  _globals['_LOOKUPBATCHREQUEST']._serialized_end=486
-  _globals['_LOOKUPBATCHRESPONSE']._serialized_start=488
-  _globals['_LOOKUPBATCHRESPONSE']._serialized_end=580
-  _globals['_DIRECTORY']._serialized_start=674
-  _globals['_DIRECTORY']._serialized_end=822
+  _globals['_LOOKUPREQUEST']._serialized_end=239
+  _globals['_LOOKUPRESPONSE']._serialized_start=242
+  _globals['_LOOKUPRESPONSE']._serialized_end=457
+  _globals['_HOLDERSET']._serialized_start=459
+  _globals['_HOLDERSET']._serialized_end=487
+  _globals['_LOOKUPBATCHREQUEST']._serialized_start=489
+  _globals['_LOOKUPBATCHREQUEST']._serialized_end=552
+  _globals['_LOOKUPBATCHRESPONSE']._serialized_start=554
+  _globals['_LOOKUPBATCHRESPONSE']._serialized_end=646
+  _globals['_DIRECTORY']._serialized_start=740
+  _globals['_DIRECTORY']._serialized_end=888
 # @@protoc_insertion_point(module_scope)

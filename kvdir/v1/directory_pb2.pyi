@@ -17,19 +17,21 @@ LOOKUP_MODE_SPARSE: LookupMode
 LOOKUP_MODE_PREFIX: LookupMode
 
 class LookupRequest(_message.Message):
-    __slots__ = ("namespace_digest", "fingerprints", "mode", "touch")
+    __slots__ = ("namespace_digest", "fingerprints", "mode", "touch", "min_trust")
     NAMESPACE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINTS_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
     TOUCH_FIELD_NUMBER: _ClassVar[int]
+    MIN_TRUST_FIELD_NUMBER: _ClassVar[int]
     namespace_digest: bytes
     fingerprints: _common_pb2.Fingerprints
     mode: LookupMode
     touch: bool
-    def __init__(self, namespace_digest: _Optional[bytes] = ..., fingerprints: _Optional[_Union[_common_pb2.Fingerprints, _Mapping]] = ..., mode: _Optional[_Union[LookupMode, str]] = ..., touch: bool = ...) -> None: ...
+    min_trust: _common_pb2.MinTrust
+    def __init__(self, namespace_digest: _Optional[bytes] = ..., fingerprints: _Optional[_Union[_common_pb2.Fingerprints, _Mapping]] = ..., mode: _Optional[_Union[LookupMode, str]] = ..., touch: bool = ..., min_trust: _Optional[_Union[_common_pb2.MinTrust, str]] = ...) -> None: ...
 
 class LookupResponse(_message.Message):
-    __slots__ = ("protocol_version", "runs", "sets", "nodes", "hits", "asked", "warming", "error")
+    __slots__ = ("protocol_version", "runs", "sets", "nodes", "hits", "asked", "warming", "nodes_below_trust", "error")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     RUNS_FIELD_NUMBER: _ClassVar[int]
     SETS_FIELD_NUMBER: _ClassVar[int]
@@ -37,6 +39,7 @@ class LookupResponse(_message.Message):
     HITS_FIELD_NUMBER: _ClassVar[int]
     ASKED_FIELD_NUMBER: _ClassVar[int]
     WARMING_FIELD_NUMBER: _ClassVar[int]
+    NODES_BELOW_TRUST_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     runs: bytes
@@ -45,8 +48,9 @@ class LookupResponse(_message.Message):
     hits: int
     asked: int
     warming: bool
+    nodes_below_trust: int
     error: str
-    def __init__(self, protocol_version: _Optional[int] = ..., runs: _Optional[bytes] = ..., sets: _Optional[_Iterable[_Union[HolderSet, _Mapping]]] = ..., nodes: _Optional[_Iterable[_Union[_common_pb2.NodeTrust, _Mapping]]] = ..., hits: _Optional[int] = ..., asked: _Optional[int] = ..., warming: bool = ..., error: _Optional[str] = ...) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., runs: _Optional[bytes] = ..., sets: _Optional[_Iterable[_Union[HolderSet, _Mapping]]] = ..., nodes: _Optional[_Iterable[_Union[_common_pb2.NodeTrust, _Mapping]]] = ..., hits: _Optional[int] = ..., asked: _Optional[int] = ..., warming: bool = ..., nodes_below_trust: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
 
 class HolderSet(_message.Message):
     __slots__ = ("holders",)

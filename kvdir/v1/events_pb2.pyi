@@ -19,13 +19,14 @@ EVENT_KIND_REMOVED: EventKind
 EVENT_KIND_CLEARED: EventKind
 
 class PublishRequest(_message.Message):
-    __slots__ = ("hello", "batch", "heartbeat", "snapshot", "goodbye", "replay_unavailable", "evict_result")
+    __slots__ = ("hello", "batch", "heartbeat", "snapshot", "goodbye", "replay_unavailable", "sketch", "evict_result")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
     REPLAY_UNAVAILABLE_FIELD_NUMBER: _ClassVar[int]
+    SKETCH_FIELD_NUMBER: _ClassVar[int]
     EVICT_RESULT_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     batch: Batch
@@ -33,8 +34,9 @@ class PublishRequest(_message.Message):
     snapshot: SnapshotChunk
     goodbye: Goodbye
     replay_unavailable: ReplayUnavailable
+    sketch: Sketch
     evict_result: EvictResult
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotChunk, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., replay_unavailable: _Optional[_Union[ReplayUnavailable, _Mapping]] = ..., evict_result: _Optional[_Union[EvictResult, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotChunk, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., replay_unavailable: _Optional[_Union[ReplayUnavailable, _Mapping]] = ..., sketch: _Optional[_Union[Sketch, _Mapping]] = ..., evict_result: _Optional[_Union[EvictResult, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol_version", "node", "epoch", "started_unix_ms", "peer_address", "last_seq", "namespaces", "agent_version")
@@ -99,14 +101,42 @@ class Heartbeat(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., last_seq: _Optional[int] = ..., used_bytes: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., dropped_events: _Optional[int] = ..., counts: _Optional[_Iterable[_Union[OwnerCount, _Mapping]]] = ..., counted: bool = ...) -> None: ...
 
 class OwnerCount(_message.Message):
-    __slots__ = ("namespace_digest", "tier", "blocks")
+    __slots__ = ("namespace_digest", "tier", "blocks", "digest")
     NAMESPACE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
     namespace_digest: bytes
     tier: _common_pb2.Tier
     blocks: int
-    def __init__(self, namespace_digest: _Optional[bytes] = ..., tier: _Optional[_Union[_common_pb2.Tier, str]] = ..., blocks: _Optional[int] = ...) -> None: ...
+    digest: bytes
+    def __init__(self, namespace_digest: _Optional[bytes] = ..., tier: _Optional[_Union[_common_pb2.Tier, str]] = ..., blocks: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
+
+class Sketch(_message.Message):
+    __slots__ = ("epoch", "request_id", "at_seq", "parts")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    AT_SEQ_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    request_id: int
+    at_seq: int
+    parts: _containers.RepeatedCompositeFieldContainer[SketchPart]
+    def __init__(self, epoch: _Optional[int] = ..., request_id: _Optional[int] = ..., at_seq: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[SketchPart, _Mapping]]] = ...) -> None: ...
+
+class SketchPart(_message.Message):
+    __slots__ = ("namespace_digest", "tier", "blocks", "digest", "encoded")
+    NAMESPACE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ENCODED_FIELD_NUMBER: _ClassVar[int]
+    namespace_digest: bytes
+    tier: _common_pb2.Tier
+    blocks: int
+    digest: bytes
+    encoded: bytes
+    def __init__(self, namespace_digest: _Optional[bytes] = ..., tier: _Optional[_Union[_common_pb2.Tier, str]] = ..., blocks: _Optional[int] = ..., digest: _Optional[bytes] = ..., encoded: _Optional[bytes] = ...) -> None: ...
 
 class SnapshotChunk(_message.Message):
     __slots__ = ("epoch", "snapshot_id", "at_seq", "index", "entries", "last", "total_blocks")
@@ -141,20 +171,22 @@ class ReplayUnavailable(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., oldest_seq: _Optional[int] = ...) -> None: ...
 
 class PublishResponse(_message.Message):
-    __slots__ = ("welcome", "ack", "replay_request", "snapshot_request", "fenced", "evict_request")
+    __slots__ = ("welcome", "ack", "replay_request", "snapshot_request", "fenced", "sketch_request", "evict_request")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     ACK_FIELD_NUMBER: _ClassVar[int]
     REPLAY_REQUEST_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_REQUEST_FIELD_NUMBER: _ClassVar[int]
     FENCED_FIELD_NUMBER: _ClassVar[int]
+    SKETCH_REQUEST_FIELD_NUMBER: _ClassVar[int]
     EVICT_REQUEST_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     ack: Ack
     replay_request: ReplayRequest
     snapshot_request: SnapshotRequest
     fenced: Fenced
+    sketch_request: SketchRequest
     evict_request: EvictRequest
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., replay_request: _Optional[_Union[ReplayRequest, _Mapping]] = ..., snapshot_request: _Optional[_Union[SnapshotRequest, _Mapping]] = ..., fenced: _Optional[_Union[Fenced, _Mapping]] = ..., evict_request: _Optional[_Union[EvictRequest, _Mapping]] = ...) -> None: ...
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., replay_request: _Optional[_Union[ReplayRequest, _Mapping]] = ..., snapshot_request: _Optional[_Union[SnapshotRequest, _Mapping]] = ..., fenced: _Optional[_Union[Fenced, _Mapping]] = ..., sketch_request: _Optional[_Union[SketchRequest, _Mapping]] = ..., evict_request: _Optional[_Union[EvictRequest, _Mapping]] = ...) -> None: ...
 
 class EvictRequest(_message.Message):
     __slots__ = ("epoch", "request_id", "namespace_digest", "tier", "max_blocks", "keep_blocks", "older_than_ms")
@@ -225,6 +257,26 @@ class SnapshotRequest(_message.Message):
     snapshot_id: int
     reason: str
     def __init__(self, snapshot_id: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class SketchRequest(_message.Message):
+    __slots__ = ("request_id", "reason", "cells", "parts")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    CELLS_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    reason: str
+    cells: int
+    parts: _containers.RepeatedCompositeFieldContainer[OwnerPart]
+    def __init__(self, request_id: _Optional[int] = ..., reason: _Optional[str] = ..., cells: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[OwnerPart, _Mapping]]] = ...) -> None: ...
+
+class OwnerPart(_message.Message):
+    __slots__ = ("namespace_digest", "tier")
+    NAMESPACE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    namespace_digest: bytes
+    tier: _common_pb2.Tier
+    def __init__(self, namespace_digest: _Optional[bytes] = ..., tier: _Optional[_Union[_common_pb2.Tier, str]] = ...) -> None: ...
 
 class Fenced(_message.Message):
     __slots__ = ("epoch", "newer_epoch", "reason")
