@@ -92,6 +92,15 @@ class BlockIndex(Protocol):
     def keys(self, fingerprints: Packed, width: int, *, scope: int) -> bytes:
         """The 64-bit keys (u64 little-endian) under which the blocks are or would be stored."""
 
+    def key_access(self, keys: Packed, /) -> bytes:
+        """As `last_access`, for keys (u64 little-endian) as `dump` gives them."""
+
+    def restore(self, keys: Packed, access: Packed, *, holder: int) -> int:
+        """Adds the holder under keys made by an index with the same seed; `access`: u32 little-endian per key.
+
+        Returns how many did not have it before. For checkpoints: no fingerprint, so no sketch. Key 0 is passed over.
+        """
+
     def dump(self, cursor: int, max_blocks: int) -> tuple[int, bytes, bytes, list[bytes]]:
         """(next cursor or 0 at the end, keys u64 LE, set numbers u32 LE into the list, sets as packed u32 holders).
 

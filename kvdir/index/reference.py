@@ -274,6 +274,25 @@ class ReferenceIndex:
         keys = [key for _, key in self._keyed(fingerprints, width, scope)]
         return struct.pack(f"<{len(keys)}Q", *keys)
 
+    def key_access(self, keys: Packed, /) -> bytes:
+        blocks = [self._blocks.get(key) for key in _keys_of(keys)]
+        return struct.pack(f"<{len(blocks)}I", *(block.access_s if block else 0 for block in blocks))
+
+    def restore(self, keys: Packed, access: Packed, *, holder: int) -> int:
+        _check("holder", holder, 0, _HOLDERS - 1)
+        named, times = _keys_of(keys), _bytes_of(access, "access")
+        if len(times) != 4 * len(named):
+            raise ValueError(f"access is {len(times)} bytes for {len(named)} keys: pass one u32 per key")
+        added = 0
+        for key, (access_s,) in zip(named, struct.iter_unpack("<I", times), strict=True):
+            if not key:
+                continue
+            block = self._blocks.setdefault(key, _Block())
+            block.access_s = max(block.access_s, access_s)
+            added += holder not in block.holders
+            block.holders.add(holder)
+        return added
+
     def dump(self, cursor: int, max_blocks: int) -> tuple[int, bytes, bytes, list[bytes]]:
         _check("cursor", cursor, 0, _U64)
         _check("max_blocks", max_blocks, 1, _U64)
@@ -313,6 +332,13 @@ class ReferenceIndex:
         if not block.holders:
             del self._blocks[key]
         return True
+
+
+def _keys_of(keys: Packed) -> list[int]:
+    data = _bytes_of(keys, "keys")
+    if len(data) % 8:
+        raise ValueError(f"keys are {len(data)} bytes: pass whole u64, at most 2**32 - 1 of them")
+    return [key for (key,) in struct.iter_unpack("<Q", data)]
 
 
 def _pack(holders: frozenset[int]) -> bytes:

@@ -227,6 +227,28 @@ def a_dump_goes_on_while_the_index_changes(made: Implementation) -> None:
     assert {key for (key,) in struct.iter_unpack("<Q", index.keys(staying, 16, scope=0))} <= set(seen)
 
 
+def a_dump_restores_into_an_index_with_the_same_seed(made: Implementation) -> None:
+    index, again = made.open_index(seed=1), made.open_index(seed=1)
+    blocks = fingerprints(range(3000))
+    index.store(blocks, 16, scope=7, holder=1, now_s=50)
+    index.store(blocks[: 100 * 16], 16, scope=7, holder=2, now_s=60)
+    _, keys, _, _ = index.dump(0, 10_000)
+    access = index.key_access(keys)
+    assert access == index.key_access(memoryview(keys))
+    assert sorted(struct.unpack("<3000I", access)) == [50] * 2900 + [60] * 100
+    assert again.restore(keys, access, holder=5) == 3000
+    assert again.restore(keys, access, holder=5) == 0
+    assert again.restore(bytes(8), bytes(4), holder=5) == 0
+    assert runs_of(again.lookup(blocks, 16, scope=7)) == [(0, 3000, (5,))]
+    assert again.last_access(blocks, 16, scope=7) == index.last_access(blocks, 16, scope=7)
+    assert (again.holder_blocks(5), again.stats().blocks) == (3000, 3000)
+    assert again.remove(blocks, 16, scope=7, holder=5) == 3000
+    assert again.key_access(keys) == bytes(4 * 3000)
+    refuses(lambda: again.restore(bytes(9), bytes(4), holder=1), "whole u64")
+    refuses(lambda: again.restore(bytes(8), bytes(5), holder=1), "one u32 per key")
+    refuses(lambda: again.key_access(bytes(7)), "whole u64")
+
+
 def growing_keeps_every_block(made: Implementation) -> None:
     index = made.open_index(seed=1)
     total, step = 6000, 73
@@ -329,6 +351,7 @@ CHECKS: tuple[Callable[[Implementation], None], ...] = (
     last_access_is_the_newest,
     a_dump_has_every_block_once,
     a_dump_goes_on_while_the_index_changes,
+    a_dump_restores_into_an_index_with_the_same_seed,
     growing_keeps_every_block,
     figures_count_what_is_there,
     every_contiguous_buffer_is_taken,

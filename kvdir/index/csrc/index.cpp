@@ -152,6 +152,33 @@ void Index::keys(const Fingerprints& blocks, u64 scope, u64* out) const {
     for (u64 i = 0; i < blocks.count; ++i) out[i] = mix(blocks.head(i));
 }
 
+void Index::key_access(const Fingerprints& keys, u32* out) const {
+    for (u64 i = 0; i < keys.count; ++i) {
+        const Slot* slot = keys.head(i) ? table_.find(keys.head(i)) : nullptr;
+        out[i] = slot && sets_.resolve(slot->set) ? slot->access : 0;
+    }
+}
+
+// Like `store`, by key: the keys were made with our seed. Key 0 means an empty slot and is passed over.
+u64 Index::restore(const Fingerprints& keys, const u8* access, u32 holder) {
+    Batch batch(sets_, holder, true);
+    for (u64 start = 0; start < keys.count; start += kGroup) {
+        u64 end = std::min(start + kGroup, keys.count);
+        batch.settle();
+        table_.reserve(end - start);
+        for (u64 i = start; i < end; ++i) {
+            if (keys.head(i) == 0) continue;
+            u32 then_s;
+            std::memcpy(&then_s, access + i * sizeof then_s, sizeof then_s);
+            Slot* slot = table_.put(keys.head(i));
+            Step step = batch.step(slot->set);
+            slot->set = step.to;
+            slot->access = batch.is_first(step) ? then_s : std::max(slot->access, then_s);
+        }
+    }
+    return batch.changed();
+}
+
 u64 Index::drop(u32 holder) {
     u64 blocks = sets_.holder_blocks(holder);
     if (blocks) sets_.drop(holder);

@@ -65,6 +65,10 @@ public:
     void last_access(const Fingerprints& blocks, u64 scope, u32* out) const;
     void keys(const Fingerprints& blocks, u64 scope, u64* out) const;
 
+    // The same by key, for those who have no fingerprints: a walk over `dump`, and a checkpoint of an index with our seed.
+    void key_access(const Fingerprints& keys, u32* out) const;
+    u64 restore(const Fingerprints& keys, const u8* access, u32 holder);
+
     u64 drop(u32 holder);
     u64 holder_blocks(u32 holder) const { return sets_.holder_blocks(holder); }
     u64 sweep(u64 max_blocks) { return sweep_slots(max_blocks, 2 * table_.total()); }

@@ -180,6 +180,49 @@ PyObject* index_keys(PyObject* self, PyObject* args, PyObject* kwargs) {
     });
 }
 
+// Packed u64 keys, which the core reads like fingerprints of 8 bytes. False with a Python error set.
+bool open_keys(PyObject* object, Buffer& buffer, Fingerprints& out) {
+    if (!buffer.open(object, "keys")) return false;
+    out = {buffer.data(), buffer.bytes() / sizeof(u64), sizeof(u64)};
+    if (buffer.bytes() % sizeof(u64) == 0 && out.count <= ~u32{0}) return true;
+    PyErr_Format(PyExc_ValueError, "keys are %llu bytes: pass whole u64, at most 2**32 - 1 of them",
+                 static_cast<unsigned long long>(buffer.bytes()));
+    return false;
+}
+
+PyObject* index_key_access(PyObject* self, PyObject* object) {
+    Buffer buffer;
+    Fingerprints keys;
+    if (!open_keys(object, buffer, keys)) return nullptr;
+    Ref out(to_bytes(nullptr, keys.count * sizeof(u32)));
+    if (!out) return nullptr;
+    u32* values = reinterpret_cast<u32*>(PyBytes_AsString(out.get()));  // nobody else has seen these bytes yet
+    if (!locked<Index>(self, [&](Index& index) { index.key_access(keys, values); })) return nullptr;
+    return out.take();
+}
+
+PyObject* index_restore(PyObject* self, PyObject* args, PyObject* kwargs) {
+    static const char* names[] = {"keys", "access", "holder", nullptr};
+    PyObject *keys_object, *access_object, *holder_object = nullptr;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$O:restore", keywords(names), &keys_object, &access_object,
+                                     &holder_object))
+        return nullptr;
+    Buffer keys_buffer, access;
+    Fingerprints keys;
+    u64 holder, changed = 0;
+    if (!open_keys(keys_object, keys_buffer, keys) || !access.open(access_object, "access") ||
+        !to_u64(holder_object, "holder", 0, kHolders, holder))
+        return nullptr;
+    if (access.bytes() != keys.count * sizeof(u32)) {
+        PyErr_Format(PyExc_ValueError, "access is %llu bytes for %llu keys: pass one u32 per key",
+                     static_cast<unsigned long long>(access.bytes()), static_cast<unsigned long long>(keys.count));
+        return nullptr;
+    }
+    if (!locked<Index>(self, [&](Index& index) { changed = index.restore(keys, access.data(), static_cast<u32>(holder)); }))
+        return nullptr;
+    return PyLong_FromUnsignedLongLong(changed);
+}
+
 PyObject* index_dump(PyObject* self, PyObject* args, PyObject* kwargs) {
     static const char* names[] = {"cursor", "max_blocks", nullptr};
     PyObject *cursor_object, *max_object;
@@ -224,6 +267,8 @@ PyMethodDef index_methods[] = {
     {"holder_blocks", index_holder_blocks, METH_O, nullptr},
     {"last_access", with_keywords(index_last_access), METH_VARARGS | METH_KEYWORDS, nullptr},
     {"keys", with_keywords(index_keys), METH_VARARGS | METH_KEYWORDS, nullptr},
+    {"key_access", index_key_access, METH_O, nullptr},
+    {"restore", with_keywords(index_restore), METH_VARARGS | METH_KEYWORDS, nullptr},
     {"dump", with_keywords(index_dump), METH_VARARGS | METH_KEYWORDS, nullptr},
     {"sweep", index_sweep, METH_O, nullptr},
     {"stats", index_stats, METH_NOARGS, nullptr},
