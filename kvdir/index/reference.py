@@ -83,6 +83,16 @@ class ReferenceSketch:
         other._digest = list(self._digest)
         return other
 
+    def folded(self, cells: int) -> Self:
+        if cells < _REGIONS or cells % _REGIONS or len(self._cells) % cells:
+            raise ValueError("cells of a folded sketch must be a multiple of 4 that divides the cells it has")
+        other = type(self)(cells)
+        for index, cell in enumerate(self._cells):
+            target = other._cells[index * cells // len(self._cells)]
+            target[:] = [(a + b) & mask for a, b, mask in zip(target, cell, (_U64, _U64, _U32, _U32), strict=True)]
+        other._count, other._digest = self._count, list(self._digest)
+        return other
+
     @property
     def count(self) -> int:
         return self._count

@@ -50,6 +50,17 @@ def _items(packed: bytes) -> list[bytes]:
     return [packed[i : i + 16] for i in range(0, len(packed), 16)]
 
 
+def a_folded_sketch_is_the_same_set_in_fewer_cells(made: Implementation) -> None:
+    whole = made.open_sketch(384)
+    whole.insert(fingerprints(range(40)), 16)
+    for cells in (4, 12, 128, 384):
+        small = made.open_sketch(cells)
+        small.insert(fingerprints(range(40)), 16)
+        assert whole.folded(cells).encode() == small.encode(), cells
+    for cells in (0, 6, 256, 768):
+        refuses(partial(whole.folded, cells), "cells")
+
+
 def a_sketch_refuses_what_is_no_sketch(made: Implementation) -> None:
     sketch = made.open_sketch(64)
     sketch.insert(fingerprints(range(20)), 16)
@@ -72,5 +83,6 @@ def a_sketch_refuses_what_is_no_sketch(made: Implementation) -> None:
 SKETCH_CHECKS: tuple[Callable[[Implementation], None], ...] = (
     a_sketch_depends_on_the_set_alone,
     a_sketch_names_the_difference,
+    a_folded_sketch_is_the_same_set_in_fewer_cells,
     a_sketch_refuses_what_is_no_sketch,
 )

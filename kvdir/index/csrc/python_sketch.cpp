@@ -43,6 +43,25 @@ PyObject* sketch_copy(PyObject* self, PyObject*) {
     return copy.take();
 }
 
+PyObject* sketch_folded(PyObject* self, PyObject* argument) {
+    unsigned long cells = PyLong_AsUnsignedLong(argument);
+    if (cells == static_cast<unsigned long>(-1) && PyErr_Occurred()) return nullptr;
+    Ref folded(construct<Sketch>(Py_TYPE(self), Sketch::kMinCells));
+    if (!folded) return nullptr;
+    Sketch& target = guarded<Sketch>(folded.get()).core;
+    bool fits = false;
+    auto fold = [&](Sketch& sketch) {
+        fits = cells >= Sketch::kMinCells && cells % Sketch::kRegions == 0 && cells <= sketch.cells() && sketch.cells() % cells == 0;
+        if (fits) target = sketch.folded(static_cast<u32>(cells));
+    };
+    if (!locked<Sketch>(self, fold)) return nullptr;
+    if (!fits) {
+        PyErr_SetString(PyExc_ValueError, "cells of a folded sketch must be a multiple of 4 that divides the cells it has");
+        return nullptr;
+    }
+    return folded.take();
+}
+
 PyObject* sketch_count(PyObject* self, void*) {
     u64 count = 0;
     if (!locked<Sketch>(self, [&](Sketch& sketch) { count = sketch.count(); })) return nullptr;
@@ -100,6 +119,7 @@ PyMethodDef sketch_methods[] = {
     {"remove", with_keywords(sketch_change<&Sketch::remove>), METH_VARARGS | METH_KEYWORDS, nullptr},
     {"clear", sketch_clear, METH_NOARGS, nullptr},
     {"copy", sketch_copy, METH_NOARGS, nullptr},
+    {"folded", sketch_folded, METH_O, nullptr},
     {"encode", sketch_encode, METH_NOARGS, nullptr},
     {"difference", sketch_difference, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},

@@ -34,6 +34,22 @@ void Sketch::apply_all(const Fingerprints& all, int sign) {
     for (u64 i = 0; i < all.count; ++i) apply(item(all.at(i), all.width), sign);
 }
 
+Sketch Sketch::folded(u32 cells) const {
+    Sketch out(cells);
+    u32 neighbours = this->cells() / cells;
+    for (u32 i = 0; i < this->cells(); ++i) {
+        Cell& cell = out.cells_[i / neighbours];
+        cell.low += cells_[i].low;
+        cell.high += cells_[i].high;
+        cell.check += cells_[i].check;
+        cell.count += cells_[i].count;
+    }
+    out.count_ = count_;
+    out.digest_[0] = digest_[0];
+    out.digest_[1] = digest_[1];
+    return out;
+}
+
 void Sketch::encode(u8* out) const {
     SketchHeader header{kMagic, kVersion, kRegions, cells(), 0, count_, {digest_[0], digest_[1]}};
     std::memcpy(out, &header, sizeof header);

@@ -68,6 +68,10 @@ public:
     const u64* digest() const { return digest_; }
     u32 cells() const { return static_cast<u32>(cells_.size()); }
 
+    // The same set in fewer cells: `cells` is a multiple of 4 that divides cells(). Places nest, because rounding down twice is
+    // rounding down once: a cell of the smaller table is the sum of neighbours in this one.
+    Sketch folded(u32 cells) const;
+
     u64 encoded_bytes() const { return sizeof(SketchHeader) + cells_.size() * sizeof(Cell); }
     void encode(u8* out) const;
 
