@@ -19,14 +19,21 @@ from typing import Any
 
 import grpc.aio
 
-from kvdir.core.event import Event, HeartbeatFigures, SnapshotChunk
+from kvdir.core.event import Event, EvictRequest, EvictResult, HeartbeatFigures, SnapshotChunk
 from kvdir.core.outbox import OwnerOutbox
 from kvdir.core.sender import StreamSender
 from kvdir.core.snapshot import snapshot_chunks
 from kvdir.errors import RemoteProtocolError
 from kvdir.location import StreamState
 from kvdir.namespace import Namespace
-from kvdir.rpc.event_codec import encode_batch, encode_chunk, encode_heartbeat, encode_hello
+from kvdir.rpc.event_codec import (
+    decode_evict_request,
+    encode_batch,
+    encode_chunk,
+    encode_evict_result,
+    encode_heartbeat,
+    encode_hello,
+)
 from kvdir.rpc.lookup_codec import check_version
 from kvdir.v1 import events_pb2
 
@@ -47,22 +54,26 @@ class PublisherIdentity:
     agent_version: str = ""
 
 
+Evict = Callable[[EvictRequest], EvictResult]
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """Where the contents come from. snapshot: (at_seq, all that is held as of it), taken at one moment. heartbeat: of now.
 
-    chunk_blocks: of one message of a snapshot.
+    chunk_blocks: of one message of a snapshot. evict: does what a quota asks, at once; None: this owner never evicts on request.
     """
 
     outbox: OwnerOutbox
     snapshot: Callable[[], tuple[int, Iterable[Event]]]
     heartbeat: Callable[[], HeartbeatFigures]
     chunk_blocks: int = 8192
+    evict: Evict | None = None
 
 
 @dataclass(slots=True)
 class PublishCounters:
-    """Of one publisher, over all its calls. lost_events: dropped on purpose, to try out loss."""
+    """Of one publisher, over all its calls. lost_events: dropped on purpose, to try out loss. evicted_blocks: for quotas."""
 
     calls: int = 0
     batches: int = 0
@@ -70,6 +81,7 @@ class PublishCounters:
     heartbeats: int = 0
     snapshots: int = 0
     lost_events: int = 0
+    evicted_blocks: int = 0
     state: StreamState | None = None
     coordinator: str = ""
     connected: bool = False
@@ -202,8 +214,20 @@ class PublishCall:
                 self._snapshot_id = response.snapshot_request.snapshot_id
             case "fenced":
                 self.fenced = response.fenced.reason or "fenced"
+            case "evict_request" if response.evict_request.epoch == self._epoch:
+                self._evict(decode_evict_request(response.evict_request))
             case _:
                 pass  # from a newer coordinator; what we do not know we are not asked for
+
+    def _evict(self, request: EvictRequest) -> None:
+        """Done before the next message is read, so no request outlives the call in which it came."""
+        source = self._source
+        if source.evict is not None:
+            result = source.evict(request)
+        else:
+            result = EvictResult(request.request_id, 0, source.outbox.last_seq, "this owner does not evict on request")
+        self._counters.evicted_blocks += result.evicted_blocks
+        self._asked.append(encode_evict_result(self._epoch, result))
 
     def _say_unavailable(self) -> None:
         oldest_seq = self._source.outbox.replayable_from

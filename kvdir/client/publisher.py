@@ -19,7 +19,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from kvdir.client.publish_call import PublishCall, PublishCounters, PublisherIdentity, Source, Wishes
+from kvdir.client.publish_call import Evict, PublishCall, PublishCounters, PublisherIdentity, Source, Wishes
 from kvdir.core.event import Event, HeartbeatFigures
 from kvdir.core.outbox import OwnerOutbox
 from kvdir.core.sender import StreamSender
@@ -70,10 +70,11 @@ class PublisherStats:
     replays: int
     lost_events: int
     skipped_events: int
+    evicted_blocks: int
 
 
 class Publisher:
-    """See the module docstring. snapshot, heartbeat: see publish_call.Source; both are called on the event loop.
+    """See the module docstring. snapshot, heartbeat, evict: see publish_call.Source; all are called on the event loop.
 
     loss: share of batches to drop after they were numbered, to try out loss; replayed ones are dropped alike.
     silence_s: a coordinator that does not answer for so long is given up and connected to again.
@@ -97,10 +98,11 @@ class Publisher:
         linger_s: float = 0.002,
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
         chunk_blocks: int = 8192,
+        evict: Evict | None = None,
         dial: Dial | None = None,
     ) -> None:
         self._address = address
-        self._source = Source(outbox, snapshot, heartbeat, chunk_blocks)
+        self._source = Source(outbox, snapshot, heartbeat, chunk_blocks, evict)
         self._sender = StreamSender(outbox)
         self._wishes = Wishes(identity)
         self._counters = PublishCounters()
@@ -154,6 +156,7 @@ class Publisher:
             replays=sender.replays,
             lost_events=counters.lost_events,
             skipped_events=sender.skipped_events,
+            evicted_blocks=counters.evicted_blocks,
         )
 
     async def run(self) -> None:

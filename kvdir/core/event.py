@@ -101,6 +101,30 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True)
+class EvictRequest:
+    """Asks an owner to evict: at most max_blocks, never below keep_blocks of the namespace in this tier, nothing used later
+    than older_than_s ago. Absolute where it matters: late, twice or on a wrong count it takes no more than was meant.
+    """
+
+    request_id: int
+    namespace_digest: bytes
+    tier: int
+    max_blocks: int
+    keep_blocks: int
+    older_than_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class EvictResult:
+    """owner_seq: of the last event when the eviction was done. reason: why fewer than max_blocks."""
+
+    request_id: int
+    evicted_blocks: int
+    owner_seq: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class SnapshotChunk:
     """Part `index` of the absolute statement `snapshot_id`, true as of at_seq. total_blocks counts with `last`."""
 

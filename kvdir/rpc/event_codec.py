@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvdir.core.directory import Hello
-from kvdir.core.event import Batch, Event, Heartbeat, HeartbeatFigures, OwnerCount, SnapshotChunk
+from kvdir.core.event import Batch, Event, EvictRequest, EvictResult, Heartbeat, HeartbeatFigures, OwnerCount, SnapshotChunk
 from kvdir.core.feedback import StaleReport
 from kvdir.core.namespaces import Announced
 from kvdir.fingerprint import Fingerprints
@@ -141,6 +141,47 @@ def encode_namespace(namespace: Namespace) -> common_pb2.Namespace:
         block_bytes=namespace.block_bytes,
         block_tokens=namespace.block_tokens,
     )
+
+
+def encode_evict_request(epoch: int, request: EvictRequest) -> events_pb2.PublishResponse:
+    return events_pb2.PublishResponse(
+        evict_request=events_pb2.EvictRequest(
+            epoch=epoch,
+            request_id=request.request_id,
+            namespace_digest=request.namespace_digest,
+            tier=request.tier,  # type: ignore[arg-type]
+            max_blocks=request.max_blocks,
+            keep_blocks=request.keep_blocks,
+            older_than_ms=int(request.older_than_s * 1000),
+        )
+    )
+
+
+def decode_evict_request(message: events_pb2.EvictRequest) -> EvictRequest:
+    return EvictRequest(
+        request_id=message.request_id,
+        namespace_digest=message.namespace_digest,
+        tier=message.tier,
+        max_blocks=message.max_blocks,
+        keep_blocks=message.keep_blocks,
+        older_than_s=message.older_than_ms / 1000,
+    )
+
+
+def encode_evict_result(epoch: int, result: EvictResult) -> events_pb2.PublishRequest:
+    return events_pb2.PublishRequest(
+        evict_result=events_pb2.EvictResult(
+            epoch=epoch,
+            request_id=result.request_id,
+            evicted_blocks=result.evicted_blocks,
+            owner_seq=result.owner_seq,
+            reason=result.reason,
+        )
+    )
+
+
+def decode_evict_result(message: events_pb2.EvictResult) -> EvictResult:
+    return EvictResult(message.request_id, message.evicted_blocks, message.owner_seq, message.reason)
 
 
 def decode_stale_report(request: events_pb2.ReportStaleRequest) -> StaleReport:

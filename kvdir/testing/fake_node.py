@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from kvdir.client.publisher import Backoff, Publisher, PublisherIdentity
-from kvdir.core.event import Event, HeartbeatFigures, OwnerCount
+from kvdir.core.event import Event, EvictRequest, EvictResult, HeartbeatFigures, OwnerCount
 from kvdir.core.outbox import OwnerOutbox
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import StreamState, Tier
@@ -59,6 +59,7 @@ class FakeNode:
         self.outbox = outbox or OwnerOutbox()
         self.held: dict[Tier, set[bytes]] = {tier: set() for tier in Tier}
         self.fenced = ""
+        self.evictions: list[EvictRequest] = []
         identity = PublisherIdentity(name, self.epoch, f"{name}:7500", 0, (namespace,), "fake")
         self.publisher = Publisher(
             address,
@@ -67,6 +68,7 @@ class FakeNode:
             snapshot=self._snapshot,
             heartbeat=self._heartbeat,
             on_fenced=self._on_fenced,
+            evict=self._evict,
             loss=loss,
             rng=random.Random(seed),
             backoff=Backoff(base_s=0.02, limit_s=0.2),
@@ -120,6 +122,15 @@ class FakeNode:
         counts = tuple(OwnerCount(self.digest, tier, len(blocks)) for tier, blocks in self.held.items() if blocks)
         used_bytes = sum(count.blocks for count in counts) * self.namespace.block_bytes
         return HeartbeatFigures(used_bytes=used_bytes, capacity_bytes=2**30, counts=counts)
+
+    def _evict(self, request: EvictRequest) -> EvictResult:
+        """Evicts in any order: a fake has no recency. The floor holds."""
+        self.evictions.append(request)
+        held = self.held[Tier(request.tier)]
+        victims = sorted(held)[: max(0, min(request.max_blocks, len(held) - request.keep_blocks))]
+        if victims:
+            self.remove(Fingerprints.of(victims), Tier(request.tier))
+        return EvictResult(request.request_id, len(victims), self.outbox.last_seq)
 
     def _on_fenced(self, reason: str) -> None:
         self.fenced = reason

@@ -6,7 +6,7 @@ Rules:
   and only then hands out the slots. Nobody awaits in between.
 - A slot under a live lock is never rewritten; it is retired and freed when the last lock ends.
 - A reservation whose lease ran out while its writer lives is quarantined, not reused: late writes are real. It comes back
-  when the writer says it has finished (commit, abort) or is known to be gone (`settle_session`).
+  when the writer says it has finished (commit, abort) or is known not to write at all now (`settle_session`).
 - Leases end by `tick(now_s)`. Ids come from the caller (`new_id`: unpredictable in production, counted in tests).
 
 Does not: touch memory, publish, or know transports (peer_agent/server/store.py does). Pure.
@@ -91,17 +91,24 @@ class Inventory:
             del self._sessions[session]
 
     def settle_session(self, session: int) -> int:
-        """The ended session can no longer write: frees what it left behind, returns how many slots."""
-        state = self._sessions.pop(session, _Session())
-        return sum(self.settle(number) for number in list(state.reservations))
+        """The session does not write at this moment: frees its quarantined slots, returns how many.
+
+        Sound for attached sessions too: whoever might still write under a quarantined reservation has been a writer all along.
+        """
+        state = self._sessions[session]
+        freed = sum(self.settle(number) for number in list(state.reservations) if number in self._quarantined)
+        if state.ended:
+            del self._sessions[session]
+        return freed
 
     def is_attached(self, session: int) -> bool:
         state = self._sessions.get(session)
         return state is not None and not state.ended
 
-    def ended_sessions(self) -> tuple[int, ...]:
-        """Those that ended while they might still be writing: ask whether they are gone, then settle_session."""
-        return tuple(number for number, state in self._sessions.items() if state.ended)
+    def unsettled_sessions(self) -> tuple[int, ...]:
+        """Engines with quarantined slots, attached or not: ask whether they are writing now; if not, settle_session."""
+        writers = {found.session for found in self._quarantined.values() if found.session != AGENT}
+        return tuple(writers | {number for number, state in self._sessions.items() if state.ended})
 
     # writers
 
@@ -257,19 +264,29 @@ class Inventory:
             heapq.heappush(self._pin_ends, (now_s + pin_s, namespace_digest, slot))
         return len(slots)
 
+    def evict(
+        self, namespace_digest: bytes, *, max_blocks: int, keep_blocks: int, unused_since_s: float
+    ) -> tuple[bytes, tuple[Event, ...]]:
+        """Evicts on somebody's wish, least recently used first; never below keep_blocks, nothing locked or pinned.
+
+        As `discard`: returns (offsets to make odd, events). The slots are free afterwards.
+        """
+        table = self._table(namespace_digest)
+        spare = table.occupancy().committed - keep_blocks
+        victims = table.oldest(min(max_blocks, spare), unused_since_s=unused_since_s)
+        table.evicted += len(victims)
+        return self._discard(table, victims)
+
     def discard(self, namespace_digest: bytes, fingerprints: Fingerprints) -> tuple[bytes, tuple[Event, ...]]:
         """Takes blocks out of sight, say because they failed verification. Returns (offsets to make odd, events)."""
-        table = self._table(namespace_digest)
-        found = {fingerprint: slot for fingerprint in fingerprints if (slot := table.slot(fingerprint)) is not None}
-        for slot in found.values():
-            table.discard(slot)
-        events = tuple(Event.removed(Tier.CPU, namespace_digest, group) for group in by_width(found))
-        return table.offsets(found.values()), events
+        return self._discard(self._table(namespace_digest), fingerprints)
 
     # time
 
     def tick(self, now_s: float) -> Ended:
         """Ends leases and pins that have run out. Call about once a second; being late only delays reuse."""
+        for table in self._tables.values():
+            table.now_s = now_s
         revoked: list[int] = []
         while self._lock_ends and self._lock_ends[0][0] <= now_s:
             revoked += self._end_locks([heapq.heappop(self._lock_ends)[1]])
@@ -344,6 +361,13 @@ class Inventory:
             return
         self._pin_ends = [(until_s, digest, slot) for digest, table in self._tables.items() for slot, until_s in table.pins()]
         heapq.heapify(self._pin_ends)
+
+    def _discard(self, table: SlotTable, fingerprints: Iterable[bytes]) -> tuple[bytes, tuple[Event, ...]]:
+        found = {fingerprint: slot for fingerprint in fingerprints if (slot := table.slot(fingerprint)) is not None}
+        for slot in found.values():
+            table.discard(slot)
+        events = tuple(Event.removed(Tier.CPU, table.namespace_digest, group) for group in by_width(found))
+        return table.offsets(found.values()), events
 
     def _stop_writing(self, reservation: _Reservation, position: int) -> None:
         del self._writing[reservation.table.namespace_digest, reservation.fingerprints[position]]

@@ -9,6 +9,9 @@
 Invariants (`check`): `index` holds exactly the COMMITTED slots; `recency` exactly those of them with neither lock nor pin,
 least recently used first; a slot with locks is COMMITTED or RETIRED. So an eviction takes the first of `recency` and can
 never meet a locked, pinned, reserved or quarantined slot. Pure: no clock, no I/O. All operations are O(1) per block.
+
+`recency` also says when each block was last used, as of `now_s`, which the inventory moves at every tick: so a block may
+seem older by one tick than it is, never younger.
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ class SlotTable:
         self.block_bytes = block_bytes
         self.slots = slots
         self.evicted = 0
+        self.now_s = 0.0
         self._offsets = [(first_offset + slot * stride_bytes).to_bytes(8, "little") for slot in range(slots)]
         self._states = bytearray(slots)
         self._counts = [slots, 0, 0, 0, 0]
@@ -47,7 +51,7 @@ class SlotTable:
         self._fingerprints: list[bytes] = [b""] * slots
         self._records: list[bytes] = [ABSENT_RECORD] * slots
         self._index: dict[bytes, int] = {}
-        self._recency: OrderedDict[int, None] = OrderedDict()
+        self._recency: OrderedDict[int, float] = OrderedDict()
         self._free = list(range(slots - 1, -1, -1))
 
     # reading
@@ -114,7 +118,7 @@ class SlotTable:
         self._move(slot, SlotState.COMMITTED)
         self._records[slot] = record
         self._index[fingerprint] = slot
-        self._recency[slot] = None
+        self._recency[slot] = self.now_s
 
     def give_back(self, slot: int) -> None:
         """RESERVED or QUARANTINED -> FREE: nobody writes to it any more."""
@@ -138,6 +142,15 @@ class SlotTable:
             self._move(slot, SlotState.RETIRED)
         else:
             self._free_slot(slot)
+
+    def oldest(self, max_blocks: int, *, unused_since_s: float) -> list[bytes]:
+        """Up to max_blocks that may be evicted and were not used after unused_since_s, least recently used first."""
+        found: list[bytes] = []
+        for slot, used_s in self._recency.items():
+            if len(found) >= max_blocks or used_s > unused_since_s:
+                break
+            found.append(self._fingerprints[slot])
+        return found
 
     # readers
 
@@ -169,12 +182,13 @@ class SlotTable:
             if self._states[slot] == SlotState.RETIRED:
                 self._free_slot(slot)
             elif slot not in pins:
-                self._recency[slot] = None
+                self._recency[slot] = self.now_s
 
     def touch(self, slot: int) -> None:
         """Most recently used, if it can be evicted at all."""
         if slot in self._recency:
             self._recency.move_to_end(slot)
+            self._recency[slot] = self.now_s
 
     def pin(self, slot: int, until_s: float) -> None:
         """No eviction before until_s; a later call replaces an earlier one."""
@@ -189,7 +203,7 @@ class SlotTable:
             return
         del self._pins[slot]
         if not self._locks[slot]:
-            self._recency[slot] = None
+            self._recency[slot] = self.now_s
 
     def pins(self) -> list[tuple[int, float]]:
         """Pinned slots and until when."""

@@ -12,7 +12,7 @@ import random
 from collections.abc import Iterable, Sequence
 
 from kvdir.client.publisher import Publisher, PublisherIdentity, PublisherStats
-from kvdir.core.event import Event, HeartbeatFigures, OwnerCount
+from kvdir.core.event import Event, EvictRequest, EvictResult, HeartbeatFigures, OwnerCount
 from kvdir.core.outbox import OwnerOutbox
 from kvdir.location import StreamState, Tier
 from kvdir.obs.logs import say
@@ -45,6 +45,7 @@ class Publishing:
                 snapshot=self._snapshot,
                 heartbeat=self._heartbeat,
                 on_fenced=self._fenced,
+                evict=self._evict,
                 loss=loss,
                 rng=rng,
             )
@@ -106,6 +107,26 @@ class Publishing:
             for fingerprints in self._store.held(digest)
         ]
         return self._outbox.last_seq, entries
+
+    def _evict(self, request: EvictRequest) -> EvictResult:
+        """What a coordinator's quota asks for, within the request's own floor. Nothing locked, pinned or used since."""
+        evicted, reason = 0, ""
+        if request.tier != Tier.CPU or request.namespace_digest not in self._store.namespaces:
+            reason = "no such namespace and tier here"
+        else:
+            evicted = self._store.evict(
+                request.namespace_digest,
+                max_blocks=request.max_blocks,
+                keep_blocks=request.keep_blocks,
+                older_than_s=request.older_than_s,
+            )
+            if evicted < request.max_blocks:
+                reason = "the others are in use, were used since, or are to be kept"
+        say(
+            log, logging.INFO, "evicted for a quota", namespace=request.namespace_digest.hex()[:16],
+            blocks=evicted, asked=request.max_blocks, keep=request.keep_blocks,
+        )  # fmt: skip
+        return EvictResult(request.request_id, evicted, self._outbox.last_seq, reason)
 
     def _heartbeat(self) -> HeartbeatFigures:
         occupancy = self._store.occupancy()

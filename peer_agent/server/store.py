@@ -64,10 +64,10 @@ class Store:
     def is_attached(self, session: int) -> bool:
         return self._inventory.is_attached(session)
 
-    def settle_gone_sessions(self, is_writing: Callable[[int], bool]) -> int:
-        """Frees what ended sessions left behind, once they can no longer write. Returns slots freed."""
-        gone = [session for session in self._inventory.ended_sessions() if not is_writing(session)]
-        return sum(self._inventory.settle_session(session) for session in gone)
+    def settle_sessions(self, is_writing: Callable[[int], bool]) -> int:
+        """Frees quarantined slots of engines that are not writing now, gone or not. Returns slots freed."""
+        quiet = [session for session in self._inventory.unsettled_sessions() if not is_writing(session)]
+        return sum(self._inventory.settle_session(session) for session in quiet)
 
     # writers
 
@@ -196,6 +196,18 @@ class Store:
         """Takes blocks that failed verification out of sight, here and in the directory. Returns how many were here."""
         self._check(fingerprints)
         offsets, events = self._inventory.discard(namespace_digest, fingerprints)
+        _native.retire(self._region, offsets)
+        self._publish_all(events)
+        return len(offsets) // 8
+
+    def evict(self, namespace_digest: bytes, *, max_blocks: int, keep_blocks: int, older_than_s: float) -> int:
+        """Takes the least recently used blocks out of sight; see Inventory.evict. Returns how many."""
+        offsets, events = self._inventory.evict(
+            namespace_digest,
+            max_blocks=max_blocks,
+            keep_blocks=keep_blocks,
+            unused_since_s=self._clock() - older_than_s,
+        )
         _native.retire(self._region, offsets)
         self._publish_all(events)
         return len(offsets) // 8
