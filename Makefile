@@ -22,7 +22,7 @@ $(VENV)/.installed: pyproject.toml setup.py
 	@command -v c++ >/dev/null || { echo "kvdir needs a C++17 compiler: apt-get install g++ (Debian, Ubuntu) or dnf install gcc-c++"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
-	@touch $@
+	@touch $@ && touch -c $(NATIVE)
 
 $(NATIVE) &: $(VENV)/.installed $(NATIVE_SOURCES)
 	$(BIN)/python setup.py --quiet build_ext --inplace
