@@ -1,0 +1,382 @@
+"""LocalCluster: agents, network and coordinator in one thread, on a clock that moves only when told. No sockets, no waiting.
+
+What runs is what runs in production, from the publisher with its outbox down to the codec, the events service, the directory and the
+native index; simulated are time, the connections, and what the nodes hold. Equal arguments and equal calls give equal runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import random
+from collections.abc import Callable
+from types import TracebackType
+from typing import Literal, Self
+
+from kvdir.client.publisher import Backoff
+from kvdir.core.answer import Lookup
+from kvdir.core.directory import Directory, Limits
+from kvdir.core.feedback import StaleReport
+from kvdir.core.inspect import node_views
+from kvdir.core.trust import Cumulative
+from kvdir.core.views import NodeView
+from kvdir.errors import InvalidInput
+from kvdir.fingerprint import Fingerprints
+from kvdir.index import Index, Sketch
+from kvdir.index.reference import ReferenceIndex, ReferenceSketch
+from kvdir.location import NodeTrust, Tier
+from kvdir.namespace import Namespace
+from kvdir.obs.metrics import CoordinatorMetrics
+from kvdir.server.config import CoordinatorConfig
+from kvdir.server.coordinator import Coordinator
+from kvdir.server.events_service import EventsService
+from kvdir.testing.clock import ManualClock
+from kvdir.testing.sim.invariants import broken, claims_of, contents, unsettled
+from kvdir.testing.sim.ledger import Item
+from kvdir.testing.sim.loop import SimulatedLoop
+from kvdir.testing.sim.network import Delivery, Faults, Network, name_of
+from kvdir.testing.sim.node import Blocks, LocalNode, NodeSetup, fingerprints_of
+
+START_S = 1000.0
+SETTLE_HEARTBEATS = 30
+_LIST = 16_384
+
+
+class Violation(AssertionError):
+    """A promise was broken. at_s: simulated time. recent: the last messages that arrived before."""
+
+    def __init__(self, words: str, *, at_s: float, recent: tuple[Delivery, ...] = ()) -> None:
+        super().__init__(f"{words} (at {at_s:.3f} s)")
+        self.words = words
+        self.at_s = at_s
+        self.recent = recent
+
+
+class LocalCoordinator(Coordinator):
+    """The real one, on simulated time."""
+
+    def __init__(self, config: CoordinatorConfig, directory: Directory, loop: SimulatedLoop) -> None:
+        super().__init__(config, directory, CoordinatorMetrics(), name="coordinator", version="simulated")
+        self._loop = loop
+
+    def now_s(self) -> float:
+        return self._loop.time()
+
+
+class LocalDirectory:
+    """What the coordinator believes; `core` is the real thing. `node` is a number or a name."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self._cluster = cluster
+
+    @property
+    def core(self) -> Directory:
+        return self._cluster.coordinator.directory
+
+    def view(self, node: int | str) -> NodeView:
+        """KeyError when nothing is known about it."""
+        for view in node_views(self.core, now_s=self._cluster.now_s):
+            if view.trust.node == name_of(node):
+                return view
+        raise KeyError(f"{name_of(node)} is not known to the coordinator")
+
+    def trust(self, node: int | str) -> NodeTrust:
+        """State, reason, age and missing events of the node's current stream; KeyError when there is none."""
+        return self.view(node).trust
+
+    def blocks(self, node: int | str) -> Cumulative:
+        """How many blocks the node holds, over all namespaces and tiers: a cumulative figure, with `require_trusted()`."""
+        view, now_s = self.view(node), self._cluster.now_s
+        trust = view.trust
+        total = Cumulative(0, trust.state.trusted, now_s, None if trust.state.trusted else now_s, trust.reason)
+        for holding in view.holdings:
+            total = total + holding.blocks
+        return total
+
+    def lookup(self, blocks: Blocks, *, namespace: int = 0, prefix: bool = False) -> Lookup:
+        """The real lookup of these blocks, in this order."""
+        digest = self._cluster.digests[namespace]
+        return self.core.lookup(digest, fingerprints_of(blocks), prefix=prefix, now_s=self._cluster.now_s)
+
+    def holders(self, blocks: Blocks, *, namespace: int = 0) -> list[set[str]]:
+        """The names of the nodes that a lookup gives, block by block."""
+        answer = self.lookup(blocks, namespace=namespace)
+        out: list[set[str]] = [set() for _ in range(answer.asked)]
+        for run in answer:
+            for at in range(run.start, run.start + run.count):
+                out[at] |= {answer.nodes[number].node for number, _ in run.holders}
+        return out
+
+    def claims(self, node: int | str) -> set[Item]:
+        """Everything that lookups name for the node."""
+        found = claims_of(self.core, self._cluster.universe(), now_s=self._cluster.now_s)
+        return {item for (name, _), items in found.items() if name == name_of(node) for item in items}
+
+    def hidden(self, node: int | str) -> bool:
+        """Whether the node was silent for so long that lookups leave it out."""
+        known = self.core.nodes.get(name_of(node))
+        return known is not None and known.stream is not None and known.stream.hidden
+
+
+class LocalCluster:
+    """A cluster for tests, as a context manager:
+
+        from kvdir.testing import LocalCluster
+
+        def test_usage_is_untrusted_until_the_loss_is_repaired():
+            with LocalCluster(nodes=3, seed=7) as cluster:
+                cluster.settle()
+                cluster.network.drop_events(1, count=5)
+                cluster.node(1).store(range(100))         # block numbers, or Fingerprints
+                cluster.advance(1.1)                      # one heartbeat: the loss is seen
+                assert not cluster.directory.blocks(1).trusted
+                cluster.settle()                          # repaired, or AssertionError
+                assert cluster.directory.blocks(1).require_trusted() == 100
+                cluster.reconcile(1)                      # or by an absolute statement, at once
+
+    `network`: loss, duplicates, delay, partitions, broken calls. `node(i)`: store, remove, clear, lose, restart, start_twice, kill, leave,
+    and a wall clock that may be off. `directory`: what the coordinator believes: trust, blocks, lookup, holders, claims.
+    `coordinator` is the real one; `restart_coordinator` begins with an empty one.
+
+    Time moves in `advance`, `settle` and `reconcile` only. After every tick in which something arrived, every promise is checked
+    against the owners' truth (invariants.py); the first that is broken is raised as Violation. watch=False leaves that out, for
+    large contents. Not inside a running event loop: it brings its own.
+
+    seed: of the network, the epochs and the index. faults: of the network, from the start. ring_events: size of the agents' outboxes.
+    config, limits: of the coordinator; limits wins. index: "native", or "reference" for the oracle.
+    """
+
+    def __init__(
+        self,
+        *,
+        nodes: int = 3,
+        seed: int = 0,
+        faults: Faults | None = None,
+        namespaces: int = 1,
+        ring_events: int = 65_536,
+        chunk_blocks: int = 8_192,
+        config: CoordinatorConfig | None = None,
+        limits: Limits | None = None,
+        silence_s: float = 5.0,
+        backoff: Backoff | None = None,
+        tick_s: float = 0.05,
+        index: Literal["native", "reference"] = "native",
+        watch: bool = True,
+    ) -> None:
+        self.config = config or CoordinatorConfig()
+        self.limits = limits or self.config.limits()
+        self.namespaces = [_namespace(number) for number in range(namespaces)]
+        self.digests = [namespace.digest for namespace in self.namespaces]
+        self.block_bytes = {namespace.digest: namespace.block_bytes for namespace in self.namespaces}
+        self.tick_s = tick_s
+        self.watch = watch
+        self.checks = 0
+        self.checked_s = START_S
+        self.directory = LocalDirectory(self)
+        self._index = index
+        self._rng = random.Random(seed)
+        self._seed = seed
+        self._checked = -1
+        self._universe: dict[bytes, list[Fingerprints]] = {}
+        self._universe_size = -1
+        self._violation: Violation | None = None
+        self._until: asyncio.Future[None] | None = None
+        self._loop = SimulatedLoop(ManualClock(START_S))
+        network_rng = random.Random(self._rng.random())
+        self.network = Network(self._loop, network_rng, faults or Faults(), twice=self._applied_twice)
+        self.coordinator = self._start_coordinator()
+        setup = NodeSetup(
+            loop=self._loop,
+            dial=self.network.dial,
+            died=self.network.died,
+            now_s=self._loop.time,
+            namespaces=self.namespaces,
+            digests=self.digests,
+            ring_events=ring_events,
+            chunk_blocks=chunk_blocks,
+            silence_s=silence_s,
+            backoff=backoff or Backoff(),
+        )
+        self.nodes = [LocalNode(name_of(number), f"10.0.0.{number}:7411", setup, self._rng) for number in range(nodes)]
+        self._by_name = {node.name: node for node in self.nodes}
+        self._loop.call_later(tick_s, self._tick)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends every task and closes the loop."""
+        self._loop.shut()
+
+    # -- time ------------------------------------------------------------------------------------------------------------
+
+    @property
+    def now_s(self) -> float:
+        """Simulated monotonic seconds."""
+        return self._loop.time()
+
+    @property
+    def heartbeat_s(self) -> float:
+        return self.config.heartbeat_interval_ms / 1000
+
+    def advance(self, seconds: float) -> None:
+        """Lets everything happen that is due. Raises Violation."""
+        until = self._until = self._loop.create_future()
+        timer = self._loop.call_later(seconds, _complete, until)
+        try:
+            self._loop.run_until_complete(until)
+        finally:
+            timer.cancel()
+            self._until = None
+        self._raise_faults()
+
+    def settle(self, *, heartbeats: float = SETTLE_HEARTBEATS) -> float:
+        """Until every stream is synced, every view trusted and equal to its owner's truth. Returns how many heartbeats that took.
+
+        Raises Violation when it takes longer than `heartbeats`, saying what stands in the way.
+        """
+        start_s = self.now_s
+        limit_s = start_s + heartbeats * self.heartbeat_s
+        while words := list(unsettled(self)):
+            if self.now_s >= limit_s:
+                raise self._broken(f"not settled within {heartbeats:g} heartbeats: " + "; ".join(words))
+            self.advance(min(self.tick_s, self.heartbeat_s / 4))
+        self.check()
+        return (self.now_s - start_s) / self.heartbeat_s
+
+    def check(self) -> None:
+        """Raises Violation for the first promise that is broken now. A coordinator that is away promises nothing."""
+        if self.network.service is None:
+            return
+        self.checks += 1
+        for words in broken(self):
+            raise self._broken(words)
+        self.checked_s = self.now_s
+
+    # -- nodes and coordinator -------------------------------------------------------------------------------------------
+
+    def node(self, node: int | str) -> LocalNode:
+        """By number or name."""
+        return self.nodes[node] if isinstance(node, int) else self._by_name[node]
+
+    def reconcile(self, node: int | str, *, timeout_s: float = 10.0) -> NodeTrust:
+        """Asks the node for an absolute statement, as `kvdir reconcile` does, and waits for it. Raises InvalidInput, Violation."""
+        name = name_of(node)
+        self.directory.core.want_snapshot(name)
+        if not self._loop.run_until_complete(self.coordinator.wait_snapshot(name, timeout_s=timeout_s)):
+            raise self._broken(f"{name} was not reconciled within {timeout_s:g} s")
+        self._raise_faults()
+        return self.directory.trust(name)
+
+    def kill_coordinator(self) -> None:
+        """It is gone, with all it knew, until `restart_coordinator`; what it believed stays visible for tests."""
+        self.network.coordinator_died()
+
+    def restart_coordinator(self) -> None:
+        """A new coordinator, which knows nothing, takes the place of the old one."""
+        self.network.coordinator_died()
+        self.coordinator = self._start_coordinator()
+
+    def report_absent(self, node: int | str, blocks: Blocks, *, tier: Tier = Tier.CPU, delay_s: float = 0.0) -> None:
+        """A reader says that the owner answered "absent" just now (which the caller has made true, or not)."""
+        life = self.node(node).life
+        digest = self.digests[0]
+        report = StaleReport(life.node.name, life.epoch, life.outbox.last_seq, digest, tier, fingerprints_of(blocks), "reader")
+        self.network.report_stale(report, delay_s=delay_s)
+
+    def universe(self) -> dict[bytes, list[Fingerprints]]:
+        """Every fingerprint that some node ever held, by namespace, in lists that one lookup takes."""
+        lives = [life for node in self.nodes for life in node.lives]
+        size = sum(len(life.ledger.ever) for life in lives)
+        if size != self._universe_size:
+            items = sorted({(item[0], len(item[2]), item[2]) for life in lives for item in life.ledger.ever})
+            lists: dict[tuple[bytes, int], list[bytes]] = {}
+            for digest, width, fingerprint in items:
+                lists.setdefault((digest, width), []).append(fingerprint)
+            self._universe_size, self._universe = size, {}
+            for (digest, _), found in lists.items():
+                parts = [Fingerprints.of(found[at : at + _LIST]) for at in range(0, len(found), _LIST)]
+                self._universe.setdefault(digest, []).extend(parts)
+        return self._universe
+
+    # -- inside ----------------------------------------------------------------------------------------------------------
+
+    def _start_coordinator(self) -> LocalCoordinator:
+        native = self._index == "native"
+        index = Index(seed=self._seed) if native else ReferenceIndex(seed=self._seed)
+        directory = Directory(index, Sketch if native else ReferenceSketch, self.limits, now_s=self._loop.time())
+        coordinator = LocalCoordinator(self.config, directory, self._loop)
+        self.network.service = EventsService(coordinator)
+        return coordinator
+
+    def _tick(self) -> None:
+        self._loop.call_later(self.tick_s, self._tick)
+        if self.network.service is None:
+            return
+        self.coordinator.tick()
+        if self.watch and self._checked != self.network.deliveries:
+            self._checked = self.network.deliveries
+            try:
+                self.check()
+            except Violation as violation:
+                self._note(violation)
+
+    def _applied_twice(self) -> Callable[[], None]:
+        """A message is about to be applied for the second time: what lookups name must not change by it."""
+        if not self.watch:
+            return lambda: None
+        core = self.directory.core
+        before = contents(core)
+
+        def compare() -> None:
+            if contents(core) != before:
+                self._note(self._broken("a message that came twice changed what lookups name"))
+
+        return compare
+
+    def _note(self, violation: Violation) -> None:
+        self._violation = self._violation or violation
+        if self._until is not None and not self._until.done():
+            self._until.set_exception(violation)
+
+    def _broken(self, words: str) -> Violation:
+        return Violation(words, at_s=self.now_s, recent=tuple(self.network.recent))
+
+    def _raise_faults(self) -> None:
+        if self._violation is not None:
+            raise self._violation
+        faults = [*self._loop.faults, *self.network.bugs]
+        faults += [life.fault for node in self.nodes for life in node.lives if life.fault]
+        if faults:
+            raise self._broken("; ".join(faults))
+
+
+def _complete(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+@functools.cache
+def _namespace(number: int) -> Namespace:
+    return Namespace.create(
+        model=f"simulated-{number}",
+        weights="none",
+        kv_dtype="bfloat16",
+        layout="NHD",
+        block_tokens=16,
+        groups=[{"kind": "full", "layers": 1 + number, "kv_heads": 1, "head_dim": 8}],
+        position="none",
+        parallel="replicated",
+        adapter="none",
+        hash_scheme="chain",
+        hash_seed="0",
+        cache_policy="exact",
+    )
+
+
+__all__ = ["InvalidInput", "LocalCluster", "LocalCoordinator", "LocalDirectory", "Violation"]

@@ -1,0 +1,204 @@
+"""Random stories, how one is told, and how a failing one is made short.
+
+`random_story(seed)` is a pure function. `tell` plays a story, lets the network heal, and wants everything right within a bounded number
+of heartbeats. `shrink` leaves out steps for as long as the story fails (delta debugging: Zeller and Hildebrandt, 2002).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kvdir.client.publisher import Backoff
+from kvdir.core.directory import Limits
+from kvdir.core.repair import RepairPolicy
+from kvdir.server.config import CoordinatorConfig
+from kvdir.testing.sim.cluster import LocalCluster, Violation
+from kvdir.testing.sim.network import Faults
+from kvdir.testing.sim.steps import play
+from kvdir.testing.sim.story import Setup, Step, Story
+
+SILENCE_S = 2.0
+BACKOFF = Backoff(base_s=0.1, limit_s=1.0)
+LIMITS = Limits(
+    stale_after_s=2.0,
+    expire_after_s=6.0,
+    forget_after_s=20.0,
+    warm_up_s=1.0,
+    warm_limit_s=5.0,
+    max_snapshots=2,
+    repair=RepairPolicy(idle_s=0.4, total_s=4.0, retry_base_s=0.1, retry_max_s=1.0, spacing_s=0.2),
+)
+HEALING_HEARTBEATS = 30
+BLOCKS = 8
+
+STEPS: tuple[tuple[str, int], ...] = (
+    ("store", 20), ("remove", 12), ("clear", 3), ("lose", 4), ("garbage", 2), ("advance", 30), ("drop", 4), ("cut", 4),
+    ("partition", 2), ("rejoin", 3), ("restart", 3), ("twice", 1), ("kill", 1), ("leave", 1), ("clock", 1), ("coordinator", 2),
+    ("ghost", 2), ("echo", 1), ("network", 2), ("read", 4), ("accuse", 2), ("reconcile", 2),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """How a story went. heartbeats: from the healing until everything was right."""
+
+    heartbeats: float
+    seconds: float
+    checks: int
+    messages: int
+    digest: int
+
+
+def random_story(seed: int) -> Story:
+    """A short history of one to four nodes."""
+    rng = random.Random(seed)
+    calm = rng.random() < 0.3
+    setup = Setup(
+        nodes=rng.choice([1, 2, 2, 3, 4]),
+        seed=seed,
+        namespaces=rng.choice([1, 1, 2]),
+        ring_events=rng.choice([3, 8, 100]),
+        chunk_blocks=rng.choice([1, 3, 100]),
+        credit_events=rng.choice([3, 64, 8192]),
+        loss=0.0 if calm else rng.choice([0.0, 0.02, 0.1, 0.3]),
+        duplicates=rng.choice([0.0, 0.0, 0.1, 0.3]),
+        jitter_s=rng.choice([0.0, 0.01, 0.2]),
+        index=rng.choice(["native"] * 9 + ["reference"]),
+    )
+    verbs, weights = zip(*STEPS, strict=True)
+    count = rng.choice([10, 20, 30, 50])
+    chosen = rng.choices(verbs, weights, k=count)
+    return Story(setup, tuple(Step(verb, _ARGUMENTS[verb](rng)) for verb in chosen))
+
+
+def tell(story: Story, *, watch: bool = True) -> Told:
+    """Plays it and heals. Raises Violation."""
+    setup = story.setup
+    with LocalCluster(
+        nodes=setup.nodes,
+        seed=setup.seed,
+        faults=Faults(loss=setup.loss, duplicates=setup.duplicates, jitter_s=setup.jitter_s),
+        namespaces=setup.namespaces,
+        ring_events=setup.ring_events,
+        chunk_blocks=setup.chunk_blocks,
+        config=CoordinatorConfig(heartbeat_interval_ms=500, credit_events=setup.credit_events),
+        limits=LIMITS,
+        silence_s=SILENCE_S,
+        backoff=BACKOFF,
+        tick_s=0.1,
+        index="reference" if setup.index == "reference" else "native",
+        watch=watch,
+    ) as cluster:
+        start_s = cluster.now_s
+        for step in story.steps:
+            play(cluster, step)
+            if watch:
+                cluster.check()
+        cluster.network.heal()
+        if cluster.network.service is None:
+            cluster.restart_coordinator()
+        heartbeats = cluster.settle(heartbeats=HEALING_HEARTBEATS)
+        return Told(heartbeats, cluster.now_s - start_s, cluster.checks, cluster.network.deliveries, cluster.network.digest)
+
+
+def violation_of(story: Story) -> Violation | None:
+    """What breaks when the story is told; None when nothing does."""
+    try:
+        tell(story)
+    except Violation as violation:
+        return violation
+    return None
+
+
+def shrink(story: Story, *, fails: Callable[[Story], bool] | None = None, tries: int = 400) -> Story:
+    """A short story that still fails, found with at most so many tellings. Every step of it matters, unless the tries ran out."""
+    budget = _Budget(fails or (lambda candidate: violation_of(candidate) is not None), tries)
+    steps: Sequence[Step] = story.steps
+    pieces = 2
+    while len(steps) >= 1:
+        size = max(1, len(steps) // pieces)
+        for start in range(0, len(steps), size):
+            rest = [*steps[:start], *steps[start + size :]]
+            if budget.fails(story.with_steps(rest)):
+                steps, pieces = rest, max(2, pieces - 1)
+                break
+        else:
+            if size == 1:
+                break
+            pieces = min(len(steps), 2 * pieces)
+    return _plainer(story.with_steps(steps), budget)
+
+
+def _plainer(story: Story, budget: _Budget) -> Story:
+    """Every setting of the cluster back at its default that need not differ."""
+    for item in dataclasses.fields(Setup):
+        if item.name != "seed" and getattr(story.setup, item.name) != item.default:
+            plain = Story(dataclasses.replace(story.setup, **{item.name: item.default}), story.steps)
+            if budget.fails(plain):
+                story = plain
+    return story
+
+
+class _Budget:
+    """Tells stories until the tries run out; after that nothing fails any more."""
+
+    def __init__(self, fails: Callable[[Story], bool], tries: int) -> None:
+        self._fails = fails
+        self._left = tries
+
+    def fails(self, story: Story) -> bool:
+        self._left -= 1
+        return self._left >= 0 and self._fails(story)
+
+
+# -- arguments of random steps ---------------------------------------------------------------------------------------------
+
+
+def _node(rng: random.Random) -> str:
+    return str(rng.randrange(4))
+
+
+def _place(rng: random.Random) -> tuple[str, str, str]:
+    return _node(rng), rng.choice(["cpu", "cpu", "disk"]), str(rng.randrange(2))
+
+
+def _blocks(rng: random.Random) -> str:
+    return ",".join(map(str, sorted(rng.sample(range(BLOCKS), rng.choice([1, 1, 2, 4])))))
+
+
+def _clear(rng: random.Random) -> tuple[str, ...]:
+    node, tier, namespace = _place(rng)
+    return node, tier, rng.choice([namespace, "all"])
+
+
+_DELAYS = ("0", "0", "0.3", "3")
+
+_ARGUMENTS: dict[str, Callable[[random.Random], tuple[str, ...]]] = {
+    "store": lambda rng: (*_place(rng), _blocks(rng)),
+    "remove": lambda rng: (*_place(rng), _blocks(rng)),
+    "clear": _clear,
+    "lose": lambda rng: (*_place(rng), rng.choice(["stored", "removed"]), _blocks(rng)),
+    "garbage": lambda rng: (
+        _node(rng), rng.choice(["kind", "tier", "namespace", "width", "epoch", "zero", "chunk", "nothing"])
+    ),
+    "advance": lambda rng: (rng.choice(["0.01", "0.05", "0.1", "0.1", "0.3", "0.6", "1", "3"]),),
+    "drop": lambda rng: (_node(rng), str(rng.choice([1, 2, 5]))),
+    "cut": lambda rng: (_node(rng), rng.choice(["0", "0.05", "0.5"])),
+    "partition": lambda rng: (_node(rng),),
+    "rejoin": lambda rng: (_node(rng),),
+    "restart": lambda rng: (_node(rng), rng.choice(["kept", "empty"])),
+    "twice": lambda rng: (_node(rng),),
+    "kill": lambda rng: (_node(rng),),
+    "leave": lambda rng: (_node(rng),),
+    "clock": lambda rng: (_node(rng), rng.choice(["-86400", "-1", "3600"])),
+    "coordinator": lambda rng: (rng.choice(["restarts", "restarts", "dies"]),),
+    "ghost": lambda rng: (_node(rng),),
+    "echo": lambda rng: (_node(rng),),
+    "network": lambda rng: (rng.choice(["0", "0", "0.1", "0.5"]), rng.choice(["0", "0.2"]), rng.choice(["0", "0.1", "0.5"])),
+    "read": lambda rng: (str(rng.randrange(2)), _blocks(rng), rng.choice(_DELAYS)),
+    "accuse": lambda rng: (*_place(rng), _blocks(rng), rng.choice(_DELAYS)),
+    "reconcile": lambda rng: (_node(rng),),
+}  # fmt: skip

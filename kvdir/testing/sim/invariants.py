@@ -1,0 +1,152 @@
+"""What must hold at every moment, whatever the network does (design 04), and what must hold once it has healed.
+
+Reads only. Truth comes from the ledgers of the lives, belief from the same calls that services make. Each fault is a sentence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from kvdir.core.directory import Directory
+from kvdir.core.inspect import faults, node_views
+from kvdir.core.node import Stream
+from kvdir.core.views import NodeView
+from kvdir.fingerprint import Fingerprints
+from kvdir.location import StreamState
+from kvdir.testing.sim.ledger import Item, count
+
+if TYPE_CHECKING:
+    from kvdir.testing.sim.cluster import LocalCluster
+    from kvdir.testing.sim.node import Life, LocalNode
+
+Claims = Mapping[tuple[str, int], set[Item]]
+"""What lookups name, by (node, epoch)."""
+
+
+def broken(cluster: LocalCluster) -> Iterator[str]:
+    """Promises that do not hold now."""
+    core = cluster.directory.core
+    yield from faults(core)
+    claims = claims_of(core, cluster.universe(), now_s=cluster.now_s)
+    for (name, epoch), items in claims.items():
+        yield from _wrong_claims(cluster, core, name, epoch, items)
+    for view in node_views(core, now_s=cluster.now_s):
+        life = cluster.node(view.trust.node).life_of(view.trust.epoch)
+        if life is None:
+            yield f"{view.trust.node} is said to have epoch {view.trust.epoch:x}, which it never had"
+        elif _registered_dead(cluster, life):
+            yield f"{life.node.name}: epoch {life.epoch:x} was registered after its process had died"
+        elif view.trust.state is StreamState.SYNCED:
+            yield from _wrong_figures(cluster, view, life, claims.get((view.trust.node, view.trust.epoch), set()))
+
+
+def unsettled(cluster: LocalCluster) -> Iterator[str]:
+    """What stands in the way of: every stream synced, every view trusted and equal to the owner's truth."""
+    core = cluster.directory.core
+    claims = claims_of(core, cluster.universe(), now_s=cluster.now_s)
+    if core.warming:
+        yield "the coordinator is warming"
+    for node in cluster.nodes:
+        if any(life.alive for life in node.lives):
+            yield from _unsettled_node(core, node, claims)
+
+
+def claims_of(core: Directory, universe: Mapping[bytes, list[Fingerprints]], *, now_s: float) -> Claims:
+    """Asks for everything in `universe` (lists of fingerprints by namespace)."""
+    claims: dict[tuple[str, int], set[Item]] = {}
+    for digest, lists in universe.items():
+        if core.namespaces.get(digest) is None:
+            continue
+        for asked in lists:
+            answer = core.lookup(digest, asked, now_s=now_s)
+            for run in answer:
+                for number, tier in run.holders:
+                    trust = answer.nodes[number]
+                    items = claims.setdefault((trust.node, trust.epoch), set())
+                    items.update(Item(digest, tier, asked[at]) for at in range(run.start, run.start + run.count))
+    return claims
+
+
+def contents(core: Directory) -> object:
+    """What lookups could name, for comparing before with after: every block with its visible holders."""
+    cursor, parts = 0, []
+    while True:
+        cursor, keys, numbers, sets = core.index.dump(cursor, 65_536)
+        for key, number in zip(memoryview(keys).cast("Q"), memoryview(numbers).cast("I"), strict=True):
+            holders = (core.holders.get(holder) for holder in memoryview(sets[number]).cast("I"))
+            names = [(h.owner.node, h.owner.epoch, h.namespace.digest, h.tier) for h in holders if h is not None and h.visible]
+            if names:
+                parts.append((key, sorted(names)))
+        if not cursor:
+            return sorted(parts)
+
+
+def _registered_dead(cluster: LocalCluster, life: Life) -> bool:
+    first_seen, life.registered = not life.registered, True
+    return first_seen and life.died_s is not None and life.died_s < cluster.checked_s
+
+
+def _wrong_claims(cluster: LocalCluster, core: Directory, name: str, epoch: int, items: set[Item]) -> Iterator[str]:
+    known = core.nodes.get(name)
+    stream = known.stream if known else None
+    if known is None or stream is None or stream.epoch != epoch or epoch in known.fenced or stream.fenced:
+        yield f"a lookup names epoch {epoch:x} of {name}, which is fenced"
+        return
+    if cluster.now_s - stream.cursor.last_heard_s > core.limits.expire_after_s + 2 * cluster.tick_s:
+        yield f"a lookup names {name}, silent for {cluster.now_s - stream.cursor.last_heard_s:.1f} s"
+    life = cluster.node(name).life_of(epoch)
+    if life is None or not items <= life.ledger.ever:
+        yield f"a lookup names blocks that epoch {epoch:x} of {name} never had"
+
+
+def _wrong_figures(cluster: LocalCluster, view: NodeView, life: Life, claimed: set[Item]) -> Iterator[str]:
+    name, seq = view.trust.node, view.last_seq
+    truth = life.ledger.at(seq)
+    if truth is None:
+        yield f"{name} is synced at event {seq}, and its owner is at {life.ledger.last_seq}"
+        return
+    counts = count(truth)
+    doubted = False
+    for holding in view.holdings:
+        held = counts.pop((holding.namespace_digest, holding.tier), 0)
+        if not holding.blocks.trusted:
+            doubted = True
+        elif holding.blocks.require_trusted() != held:
+            yield f"{name}: trusted figure {holding.blocks.value} at event {seq}, its owner held {held}"
+        elif holding.bytes.value != held * cluster.block_bytes[holding.namespace_digest]:
+            yield f"{name}: trusted figure of {holding.bytes.value} bytes for {held} blocks"
+    if doubted:
+        return
+    if any(counts.values()):
+        yield f"{name}: synced at event {seq} without a figure for {sum(counts.values())} blocks that its owner held"
+    if claimed != truth and not cluster.directory.hidden(name):
+        yield f"{name}: synced at event {seq}, {_difference(claimed, truth)}"
+
+
+def _unsettled_node(core: Directory, node: LocalNode, claims: Claims) -> Iterator[str]:
+    publishing = [life for life in node.lives if life.publishing]
+    if not publishing and all(life.fenced for life in node.lives if life.alive) and not all(life.alive for life in node.lives):
+        return  # the process that took the name over is gone, and those it fenced do not come back
+    if len(publishing) != 1:
+        yield f"{len(publishing)} processes of {node.name} publish: {[life.fenced for life in node.lives if life.alive]}"
+        return
+    (life,) = publishing
+    known = core.nodes.get(node.name)
+    stream: Stream | None = known.stream if known else None
+    if stream is None or stream.epoch != life.epoch:
+        yield f"{node.name} is not known by its epoch {life.epoch:x}"
+        return
+    cursor = stream.cursor
+    if cursor.state is not StreamState.SYNCED:
+        yield f"{node.name} is {cursor.state.name.lower()}: {cursor.reason}"
+    elif cursor.applied_seq != life.outbox.last_seq:
+        yield f"{node.name} stands at event {cursor.applied_seq}, its owner at {life.outbox.last_seq}"
+    elif any(not stream.blocks_figure(holder).trusted for holder in stream.holders.values()):
+        yield f"{node.name}: a figure is in doubt"
+    elif claims.get((node.name, life.epoch), set()) != life.ledger.held:
+        yield f"{node.name}: {_difference(claims.get((node.name, life.epoch), set()), life.ledger.held)}"
+
+
+def _difference(claimed: set[Item], truth: set[Item]) -> str:
+    return f"lookups name {len(claimed - truth)} blocks too many and {len(truth - claimed)} too few"

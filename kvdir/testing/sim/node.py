@@ -1,0 +1,256 @@
+"""A simulated node: what its arena holds (the truth), and the real outbox, sender and publisher in front of it.
+
+A node has one *life* after the other, each with an epoch of its own; a process may also start twice. Blocks are given as numbers,
+for which fingerprints are made up, or as Fingerprints. Nothing here knows what the coordinator believes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from kvdir.client.publisher import Backoff, Publisher, PublisherIdentity
+from kvdir.core.event import Event, HeartbeatFigures, OwnerCount
+from kvdir.core.outbox import OwnerOutbox
+from kvdir.fingerprint import Fingerprints
+from kvdir.location import Tier
+from kvdir.namespace import Namespace
+from kvdir.testing.sim.ledger import Item, Ledger, by_place, count
+
+START_UNIX_S = 1_800_000_000.0
+
+Blocks = Fingerprints | Iterable[int]
+
+
+def fingerprint_of(block: int) -> bytes:
+    """The made-up 16-byte fingerprint of a block number."""
+    return hashlib.blake2b(block.to_bytes(8, "little"), digest_size=16).digest()
+
+
+def fingerprints_of(blocks: Blocks) -> Fingerprints:
+    """As one packed list."""
+    if isinstance(blocks, Fingerprints):
+        return blocks
+    return Fingerprints.of([fingerprint_of(block) for block in blocks])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSetup:
+    """What all nodes have in common. ring_events: the agent's outbox. dial: connects, given node name and epoch."""
+
+    loop: asyncio.AbstractEventLoop
+    dial: Callable[[str, int], AbstractAsyncContextManager[Any]]
+    died: Callable[[str, int], None]
+    now_s: Callable[[], float]
+    namespaces: Sequence[Namespace]
+    digests: Sequence[bytes]
+    ring_events: int
+    chunk_blocks: int
+    silence_s: float
+    backoff: Backoff
+
+
+class Life:
+    """One process of a node, from its start to its end."""
+
+    def __init__(self, node: LocalNode, epoch: int, held: Iterable[Item]) -> None:
+        self.node = node
+        self.epoch = epoch
+        self.ledger = Ledger()
+        self.outbox = OwnerOutbox(max_events=node.setup.ring_events)
+        self.fenced = ""
+        self.left = False
+        self.died_s: float | None = None
+        self.registered = False
+        """Whether the coordinator was seen to know this epoch."""
+        for digest, tier, fingerprints in by_place(held):
+            self.stored(digest, tier, Fingerprints.of(fingerprints))
+        setup = node.setup
+        self.publisher = Publisher(
+            "coordinator",
+            PublisherIdentity(
+                node.name, epoch, node.address, node.unix_ms(), tuple(setup.namespaces)
+            ),
+            self.outbox,
+            snapshot=self._snapshot,
+            heartbeat=self._heartbeat,
+            on_fenced=self._note_fence,
+            rng=random.Random(epoch),
+            backoff=setup.backoff,
+            silence_s=setup.silence_s,
+            linger_s=0.0,
+            chunk_blocks=setup.chunk_blocks,
+            dial=partial(setup.dial, node.name, epoch),
+        )
+        self._task = setup.loop.create_task(self.publisher.run())
+
+    @property
+    def alive(self) -> bool:
+        """The process has neither been killed nor told to leave."""
+        return self.died_s is None and not self.left
+
+    @property
+    def publishing(self) -> bool:
+        """Or trying to: a fenced process lives on, and publishes no more."""
+        return self.alive and not self._task.done()
+
+    @property
+    def fault(self) -> str:
+        """What ended the publisher although nobody wanted it to; it must never fail."""
+        if not self._task.done() or self._task.cancelled() or self._task.exception() is None:
+            return ""
+        return f"the publisher of {self.node.name} failed: {self._task.exception()!r}"
+
+    def kill(self) -> None:
+        """As SIGKILL: nothing is said."""
+        self.died_s = self.node.setup.now_s()
+        self.node.setup.died(self.node.name, self.epoch)
+        self._task.cancel()
+
+    def leave(self) -> None:
+        """Says goodbye, if it can."""
+        self.left = True
+        self.publisher.leave()
+
+    # -- changes, each with its event ------------------------------------------------------------------------------------
+
+    def stored(self, digest: bytes, tier: Tier, fingerprints: Fingerprints) -> None:
+        self.ledger.change(added=_items(digest, tier, fingerprints))
+        self.outbox.append(Event.stored(tier, digest, fingerprints))
+
+    def removed(self, digest: bytes, tier: Tier, fingerprints: Fingerprints) -> None:
+        self.ledger.change(removed=_items(digest, tier, fingerprints))
+        self.outbox.append(Event.removed(tier, digest, fingerprints))
+
+    def cleared(self, digest: bytes, tier: Tier) -> None:
+        self.ledger.change(removed=[item for item in self.ledger.held if item.tier is tier and digest in (b"", item[0])])
+        self.outbox.append(Event.cleared(tier, digest))
+
+    def unheard(self, added: Iterable[Item], removed: Iterable[Item]) -> None:
+        """A change whose event was lost on the way into the outbox; its number is used up."""
+        self.ledger.change(added=added, removed=removed)
+        self.outbox.lose()
+
+    def say(self, event: Event) -> None:
+        """An event behind which there is no change of ours, such as one of a kind that nobody knows."""
+        self.ledger.change()
+        self.outbox.append(event)
+
+    # -- what the publisher asks -----------------------------------------------------------------------------------------
+
+    def _snapshot(self) -> tuple[int, list[Event]]:
+        return self.outbox.last_seq, [
+            Event.stored(tier, digest, Fingerprints.of(fingerprints))
+            for digest, tier, fingerprints in by_place(self.ledger.held)
+        ]
+
+    def _heartbeat(self) -> HeartbeatFigures:
+        counts = tuple(OwnerCount(digest, tier, blocks) for (digest, tier), blocks in sorted(count(self.ledger.held).items()))
+        return HeartbeatFigures(used_bytes=len(self.ledger.held), capacity_bytes=1 << 30, counts=counts)
+
+    def _note_fence(self, reason: str) -> None:
+        self.fenced = reason
+
+
+class LocalNode:
+    """See the module docstring. `life` is the newest process; older ones that still run are in `lives`, too.
+
+    clock_offset_s: how far the wall clock of this node is off; nothing may depend on it.
+    """
+
+    def __init__(self, name: str, address: str, setup: NodeSetup, rng: random.Random) -> None:
+        self.name = name
+        self.address = address
+        self.setup = setup
+        self.clock_offset_s = 0.0
+        self._rng = rng
+        self.lives: list[Life] = []
+        self.restart()
+
+    @property
+    def life(self) -> Life:
+        return self.lives[-1]
+
+    @property
+    def held(self) -> set[Item]:
+        """What it holds now."""
+        return self.life.ledger.held
+
+    def unix_ms(self) -> int:
+        """What its wall clock shows."""
+        return int((START_UNIX_S + self.setup.now_s() + self.clock_offset_s) * 1000)
+
+    def life_of(self, epoch: int) -> Life | None:
+        return next((life for life in self.lives if life.epoch == epoch), None)
+
+    # -- processes -------------------------------------------------------------------------------------------------------
+
+    def restart(self, *, keep: bool = False) -> Life:
+        """Kills what runs and starts anew, under the same name and address; with keep the arena has survived."""
+        held = self.held if keep and self.lives else ()
+        self.kill()
+        return self._start(held)
+
+    def start_twice(self) -> Life:
+        """Starts a second process of the same name while the first goes on."""
+        return self._start(())
+
+    def kill(self) -> None:
+        """Ends every process of the node at once."""
+        for life in self.lives:
+            if life.alive:
+                life.kill()
+
+    def leave(self) -> None:
+        """The newest process says goodbye and ends."""
+        self.life.leave()
+
+    def _start(self, held: Iterable[Item]) -> Life:
+        life = Life(self, self._rng.getrandbits(63) + 1, held)
+        self.lives.append(life)
+        return life
+
+    # -- blocks ----------------------------------------------------------------------------------------------------------
+
+    def store(self, blocks: Blocks, *, tier: Tier = Tier.CPU, namespace: int = 0) -> Fingerprints:
+        """Stores blocks and says so in one event. namespace: index into the cluster's namespaces."""
+        fingerprints = fingerprints_of(blocks)
+        self.life.stored(self._digest(namespace), tier, fingerprints)
+        return fingerprints
+
+    def remove(self, blocks: Blocks, *, tier: Tier = Tier.CPU, namespace: int = 0) -> None:
+        """Removes blocks and says so in one event; removing what is absent is said, too."""
+        self.life.removed(self._digest(namespace), tier, fingerprints_of(blocks))
+
+    def clear(self, *, tier: Tier = Tier.CPU, namespace: int | None = None) -> None:
+        """Removes everything of a namespace, or of all, in one tier."""
+        self.life.cleared(b"" if namespace is None else self._digest(namespace), tier)
+
+    def lose(
+        self, *, stored: Blocks = (), removed: Blocks = (), tier: Tier = Tier.CPU, namespace: int = 0
+    ) -> None:
+        """One change whose event is lost inside the node: by the engine's bus, or by a full queue. Its number is used up."""
+        digest = self._digest(namespace)
+        self.life.unheard(_items(digest, tier, fingerprints_of(stored)), _items(digest, tier, fingerprints_of(removed)))
+
+    def change_silently(
+        self, *, stored: Blocks = (), removed: Blocks = (), tier: Tier = Tier.CPU, namespace: int = 0
+    ) -> None:
+        """A bug: the contents change, and no number says so."""
+        digest = self._digest(namespace)
+        self.life.ledger.silently(
+            added=_items(digest, tier, fingerprints_of(stored)), removed=_items(digest, tier, fingerprints_of(removed))
+        )
+
+    def _digest(self, namespace: int) -> bytes:
+        return self.setup.digests[namespace]
+
+
+def _items(digest: bytes, tier: Tier, fingerprints: Fingerprints) -> list[Item]:
+    return [Item(digest, tier, fingerprint) for fingerprint in fingerprints]
