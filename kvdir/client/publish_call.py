@@ -61,7 +61,7 @@ Evict = Callable[[EvictRequest], EvictResult]
 class Source:
     """Where the contents come from. snapshot: (at_seq, all that is held as of it), taken at one moment. heartbeat: of now.
 
-    chunk_blocks: of one message of a snapshot. evict: does what a quota asks, at once; None: this owner never evicts on request.
+    chunk_blocks: of one message of a snapshot. evict: does what a quota asks, at once; None: never evicts on request.
     """
 
     outbox: OwnerOutbox
@@ -176,6 +176,7 @@ class PublishCall:
         self.welcomed = self._counters.connected = True
         self._counters.coordinator = welcome.coordinator
         self._heartbeat_s = (welcome.heartbeat_interval_ms or 1000) / 1000
+        self._silence_s = max(self._silence_s, 3 * self._heartbeat_s)  # it answers heartbeats, so it may be silent as long
         if not self._sender.opened(resume_seq=welcome.resume_seq, hello_seq=hello_seq, credit=welcome.credit_events or 1024):
             self._say_unavailable()
         return True

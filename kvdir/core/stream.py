@@ -41,6 +41,7 @@ class StreamCursor:
         "last_heard_s",
         "next_seq",
         "restated",
+        "settled",
         "since_s",
         "state",
         "untrusted_since_s",
@@ -52,6 +53,8 @@ class StreamCursor:
         self.connected = False
         self.restated = False
         """Whether an absolute statement was ever heard: only then is what we hold more than a hint."""
+        self.settled = False
+        """Synced, and nobody wants anything of the owner: the tick has nothing to do here but look at the age."""
         self.gaps = 0
         self.duplicates = 0
         self.fenced_reason = ""
@@ -191,6 +194,7 @@ class StreamCursor:
     def want_snapshot(self) -> None:
         """Somebody wants an absolute statement although nothing is known to be missing."""
         self._wanted = True
+        self.settled = False
 
     def snapshot_progress(self, *, now_s: float) -> None:
         """A chunk of the snapshot under way arrived."""
@@ -264,6 +268,7 @@ class StreamCursor:
         else:
             state = StreamState.REPAIRING if self._repair.running else StreamState.GAP
         self._level = state is StreamState.SYNCED
+        self.settled = self._level and not self._wanted
         if state is self.state:
             return
         if state is StreamState.SYNCED:

@@ -26,16 +26,29 @@ Probe = Callable[[], str]
 class HttpSide:
     """Serves from construction until `close`. Raises ConfigError if the port cannot be had.
 
-    alive, ready: probes, called on the HTTP thread, so they may only read plain values.
+    alive, ready: probes. refresh: brings the collector up to date before a scrape. All are called on the HTTP thread, so they
+    may only read plain values, or hand work to the event loop and wait for it a bounded time.
     """
 
-    def __init__(self, address: tuple[str, int], collector: Collector, *, alive: Probe, ready: Probe) -> None:
+    def __init__(
+        self,
+        address: tuple[str, int],
+        collector: Collector,
+        *,
+        alive: Probe,
+        ready: Probe,
+        refresh: Callable[[], None] = lambda: None,
+    ) -> None:
         registry = CollectorRegistry()
         registry.register(collector)
 
+        def metrics() -> tuple[int, str, bytes]:
+            refresh()
+            return 200, CONTENT_TYPE_LATEST, generate_latest(registry)
+
         class Handler(_Handler):
             pages = {  # noqa: RUF012  # one table per server, made before it serves
-                "/metrics": lambda: (200, CONTENT_TYPE_LATEST, generate_latest(registry)),
+                "/metrics": metrics,
                 "/healthz": lambda: _probe(alive),
                 "/readyz": lambda: _probe(ready),
             }

@@ -1,7 +1,7 @@
 """Every metric of the coordinator, in one place. Prefix kvdir_, base units, bounded labels; a help text is a definition.
 
-Hot counters are plain ints of the core; a collector reads them when somebody scrapes. The scrape runs on the HTTP thread, so it
-reads only what `refresh` put aside on the event loop, never the index or the directory themselves.
+Hot counters are plain ints of the core; a collector reads them when somebody scrapes. The scrape runs on the HTTP thread, which
+has the event loop put the figures aside (`refresh`), and never reads the index or the directory themselves.
 Labels: never a fingerprint, tenant or request; a node appears in a few gauges, capped at `MAX_NODES`.
 """
 
@@ -90,7 +90,6 @@ class CoordinatorMetrics:
     def __init__(self) -> None:
         self.calls = CallFigures()
         self.loop_lag_s = 0.0
-        self.ready = False
         self._counters: dict[str, int] = {}
         self._events: dict[str, int] = {}
         self._rejected: dict[str, int] = {}
@@ -116,7 +115,6 @@ class CoordinatorMetrics:
             "namespaces": len(directory.namespaces),
             "warming": float(directory.warming),
         }
-        self.ready = not directory.warming
 
     def collect(self) -> Iterable[Metric]:
         yield from self.calls.families("kvdir")

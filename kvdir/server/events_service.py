@@ -9,7 +9,7 @@ from typing import Any
 import grpc.aio
 
 from kvdir.core.directory import Refused
-from kvdir.errors import Overloaded, RemoteProtocolError, Unavailable
+from kvdir.errors import DeadlineExceeded, Overloaded, RemoteProtocolError, Unavailable
 from kvdir.location import PROTOCOL_VERSION
 from kvdir.obs.logs import say
 from kvdir.rpc.event_codec import decode_chunk, decode_events, decode_heartbeat, decode_hello, decode_stale_report
@@ -62,8 +62,11 @@ class EventsService(events_pb2_grpc.EventsServicer):
             raise Unavailable("this coordinator is going down: publish to another one, or come back")
         if len(coordinator.connections) >= config.max_streams:
             raise Overloaded(f"{config.max_streams} streams are connected already (max_streams)")
-        async with asyncio.timeout(_HELLO_S):
-            request = await context.read()
+        try:
+            async with asyncio.timeout(_HELLO_S):
+                request = await context.read()
+        except TimeoutError:
+            raise DeadlineExceeded(f"no hello within {_HELLO_S:g} s") from None
         if request is grpc.aio.EOF or request.WhichOneof("message") != "hello":
             raise RemoteProtocolError("a publish call begins with hello")
         check_version(request.hello.protocol_version)

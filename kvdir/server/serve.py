@@ -29,6 +29,7 @@ from kvdir.server.ticker import run_ticker
 log = logging.getLogger("kvdir.serve")
 
 _ALIVE_S = 10.0
+_REFRESH_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,7 @@ async def running(coordinator: Coordinator) -> AsyncIterator[Bound]:
             side = HttpSide(
                 split_address(config.http_listen),
                 coordinator.metrics,
+                refresh=_refresher(coordinator),
                 alive=pulse.fault,
                 ready=lambda: _not_ready(coordinator),
             )
@@ -141,10 +143,26 @@ def _bind(server: grpc.aio.Server, host: str, port: int) -> int:
     return bound
 
 
+def _refresher(coordinator: Coordinator) -> Callable[[], None]:
+    """Puts figures aside on the event loop, called from the HTTP thread. A loop that is stuck leaves the older ones."""
+    loop = asyncio.get_running_loop()
+
+    async def refresh() -> None:
+        coordinator.metrics.refresh(coordinator.directory, now_s=coordinator.now_s())
+
+    def ask() -> None:
+        asked = asyncio.run_coroutine_threadsafe(refresh(), loop)
+        with contextlib.suppress(TimeoutError):
+            asked.result(_REFRESH_S)
+        asked.cancel()
+
+    return ask
+
+
 def _not_ready(coordinator: Coordinator) -> str:
     if coordinator.draining:
         return "draining"
-    return "" if coordinator.metrics.ready else "warming: some node has not restated what it holds since the start"
+    return "warming: some node has not restated what it holds since the start" if coordinator.directory.warming else ""
 
 
 async def _wait_streams(coordinator: Coordinator, grace_s: float) -> None:

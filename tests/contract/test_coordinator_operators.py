@@ -98,7 +98,7 @@ async def test_http_side_tells_state_and_figures_when_asked() -> None:
     async with serving() as served, FakeNode(served.address, "n1") as node:
         node.store(some_fingerprints(10))
         await node.synced()
-        await eventually(lambda: served.coordinator.metrics.ready)
+        await eventually(lambda: not served.coordinator.directory.warming)
         assert await asyncio.to_thread(_get, f"http://{served.http}/healthz") == (200, "ok\n")
         assert (await asyncio.to_thread(_get, f"http://{served.http}/readyz"))[0] == 200
         _, text = await asyncio.to_thread(_get, f"http://{served.http}/metrics")
