@@ -305,6 +305,18 @@ def test_feedback_is_ignored_when_it_is_older_than_what_is_remembered() -> None:
     assert directory.report_stale(report(2, BLOCKS.slice(5, 1)), now_s=1.0).ignored_reason == ""
 
 
+def test_feedback_is_ignored_when_a_snapshot_came_after_the_owner_said_absent() -> None:
+    directory = new_directory()
+    stream = hello(directory)
+    directory.batch(stream, 1, [Event.cleared(Tier.CPU)] * 3, now_s=0.0)
+    directory.want_snapshot("n1")
+    (request,) = [effect for effect in directory.tick(now_s=0.1) if isinstance(effect, RequestSnapshot)]
+    whole = SnapshotChunk(request.snapshot_id, 3, 0, (stored(),), last=True, total_blocks=8)
+    directory.snapshot_chunk(stream, whole, now_s=0.2)
+    assert "too old" in directory.report_stale(report(2), now_s=1.0).ignored_reason
+    assert ask(directory).hits == 8
+
+
 @pytest.mark.parametrize(("epoch", "node", "why"), [(2, "n1", "old epoch"), (1, "n9", "unknown node")])
 def test_feedback_is_ignored_when_it_is_about_another_stream(epoch: int, node: str, why: str) -> None:
     directory = new_directory()

@@ -184,6 +184,7 @@ def test_snapshot_is_refused_when_it_contradicts_itself() -> None:
     first, second = chunks(8)
     for liar in (
         second,  # the first chunk is missing
+        SnapshotChunk(1, 9, 1, second.entries, last=True, total_blocks=4),  # it is missing, and the total hides it
         SnapshotChunk(1, 9, 0, (Event(EventKind.REMOVED, Tier.CPU, DIGEST, bytes(8), 8),)),
         SnapshotChunk(1, 9, 0, (Event(EventKind.STORED, Tier.CPU, DIGEST, bytes(9), 8),)),
         SnapshotChunk(1, 9, 0, (Event(EventKind.STORED, Tier.CPU, DIGEST, bytes(9), 9),)),

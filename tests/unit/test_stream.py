@@ -159,6 +159,27 @@ def test_snapshot_is_given_up_when_it_makes_no_progress() -> None:
     assert not cursor.repairing_snapshot
 
 
+def test_snapshot_is_given_up_when_it_takes_too_long_in_all() -> None:
+    cursor = opened(5)
+    tick(cursor, 0.0)
+    for tenths in range(1, 100):
+        cursor.snapshot_progress(now_s=tenths / 10)
+        tick(cursor, tenths / 10)
+    assert cursor.repairing_snapshot
+    cursor.snapshot_progress(now_s=10.0)
+    tick(cursor, 10.0)
+    assert not cursor.repairing_snapshot
+
+
+def test_position_goes_back_when_a_snapshot_is_older_than_what_was_applied() -> None:
+    cursor = opened()
+    cursor.batch(1, 9, now_s=1.0)
+    cursor.want_snapshot()
+    tick(cursor, 1.0)
+    cursor.snapshot_done(7, now_s=1.1)
+    assert (cursor.applied_seq, cursor.state) == (7, StreamState.GAP)
+
+
 def test_later_events_are_asked_again_when_a_snapshot_stands_before_them() -> None:
     cursor = with_gap()
     cursor.batch(6, 4, now_s=1.0)
