@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvdir.core.event import EvictRequest
 from kvdir.location import StreamState
 
 
@@ -18,6 +19,28 @@ class RequestReplay:
     epoch: int
     first_seq: int
     last_seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSketch:
+    """Ask the owner for sketches of these (namespace digest, tier) parts, or of all if none is named, folded to `cells`."""
+
+    node: str
+    epoch: int
+    request_id: int
+    reason: str
+    cells: int
+    parts: tuple[tuple[bytes, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SketchApplied:
+    """A sketch repaired a stream. blocks: how many differed."""
+
+    node: str
+    epoch: int
+    request_id: int
+    blocks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,4 +84,13 @@ class StateChanged:
     reason: str
 
 
-Effect = RequestReplay | RequestSnapshot | Fence | SnapshotApplied | StateChanged
+@dataclass(frozen=True, slots=True)
+class AskEvict:
+    """Ask the owner to evict for a quota."""
+
+    node: str
+    epoch: int
+    request: EvictRequest
+
+
+Effect = AskEvict | RequestReplay | RequestSketch | SketchApplied | RequestSnapshot | Fence | SnapshotApplied | StateChanged

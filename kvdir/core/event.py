@@ -72,11 +72,12 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OwnerCount:
-    """The owner's own number of blocks of one namespace in one tier."""
+    """The owner's own number of blocks of one namespace in one tier. digest: of their set, 16 bytes; empty: not stated."""
 
     namespace_digest: bytes
     tier: int
     blocks: int
+    digest: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ class HolderTable(Generic[OwnerT]):
 
     def __init__(self, index: BlockIndex, new_sketch: Callable[[], BlockSketch]) -> None:
         self._index = index
-        self._new_sketch = new_sketch
+        self.new_sketch = new_sketch
         self._by_number: list[Holder[OwnerT] | None] = []
         self._free: list[int] = []
         self.generation = 0
@@ -68,7 +68,7 @@ class HolderTable(Generic[OwnerT]):
             self._by_number.append(None)
         else:
             return None
-        holder = Holder(number, owner, namespace, tier, self._new_sketch(), visible)
+        holder = Holder(number, owner, namespace, tier, self.new_sketch(), visible)
         self._by_number[number] = holder
         self.touch()
         return holder

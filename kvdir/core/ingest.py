@@ -17,7 +17,7 @@ from kvdir.core.node import HolderKey, Stream
 from kvdir.location import Tier
 
 if TYPE_CHECKING:
-    from kvdir.index import BlockIndex
+    from kvdir.index import BlockIndex, BlockSketch
 
 _STORED, _REMOVED, _CLEARED = int(EventKind.STORED), int(EventKind.REMOVED), int(EventKind.CLEARED)
 _TIERS = frozenset(int(tier) for tier in Tier)
@@ -52,7 +52,9 @@ class Ingest:
                 if holder is None:
                     return
                 stream.holders[key] = holder
+            before = holder.blocks
             if self._store(stream, holder, packed, width, now_s):
+                stream.unconfirmed_blocks += holder.blocks - before
                 stream.recent.add(seq, key, packed, width)
                 self.applied += 1
         elif kind == _REMOVED:
@@ -77,6 +79,23 @@ class Ingest:
                 return False
             stream.fresh[key] = holder
         return self._store(stream, holder, entry.packed, entry.width, now_s)
+
+    def correct(self, stream: Stream, key: HolderKey, extra: bytes, missing: bytes, now_s: float) -> bool:
+        """Applies a difference, as packed 16-byte items. False: what is extra was not there, or there is no holder left."""
+        holder = stream.holders.get(key)
+        if holder is None:
+            holder = self._new_holder(stream, key, now_s, visible=True)
+            if holder is None:
+                return False
+            stream.holders[key] = holder
+        lost = self._index.remove(extra, 16, scope=holder.namespace.scope, holder=holder.number, sketch=holder.sketch)
+        holder.blocks -= lost
+        self.removed_blocks += lost
+        return lost * 16 == len(extra) and self._store(stream, holder, missing, 16, now_s)
+
+    def new_sketch(self) -> BlockSketch:
+        """An empty one, such as holders have."""
+        return self._holders.new_sketch()
 
     def drop(self, holder: Holder[Stream]) -> None:
         """The holder and everything under it is gone."""

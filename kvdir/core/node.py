@@ -58,7 +58,10 @@ class RecentStores:
 @dataclass(slots=True, eq=False)
 class Stream:
     """One (node, epoch). fresh, intake: a snapshot being filled beside `holders`. hidden: silent for so long that lookups
-    leave it out. reported: the state that was last said in an effect. connection: which call speaks for it now.
+    leave it out. reported: the state that was last said in an effect. connection: which call speaks for it now, since opened_s;
+    compared: it has stated figures of its own. suspects: where those differed at the last comparison. sketchable: it states
+    digests. sketch_*: of the last request. unconfirmed_blocks: stored since the owner's sum was last equal to ours.
+    met_s: when a reader last met its owner. restored: its holders come from a checkpoint and are hints.
     """
 
     node: str
@@ -75,8 +78,17 @@ class Stream:
     owner_counts: dict[HolderKey, OwnerCount] = field(default_factory=dict)
     owner_counts_seq: int = 0
     heartbeat_s: float = 0.0
+    opened_s: float = 0.0
+    compared: bool = False
+    sketchable: bool = False
+    suspects: frozenset[HolderKey] = frozenset()
+    sketch_id: int = 0
+    sketch_cells: int = 0
+    unconfirmed_blocks: int = 0
     dropped_events: int = 0
     hidden: bool = False
+    met_s: float = float("-inf")
+    restored: bool = False
     reported: StreamState | None = None
     recent: RecentStores = field(default_factory=RecentStores)
     _trust: NodeTrust | None = None

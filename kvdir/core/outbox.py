@@ -14,15 +14,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kvdir.core.event import Batch, Event
+from kvdir.core.sketches import OwnerSketches
 
 
 class OwnerOutbox:
     """A log of the last events, by sequence number. A lost event is kept as None.
 
-    dropped_events: numbers consumed without an event anybody could have sent.
+    dropped_events: numbers consumed without an event anybody could have sent. sketches: of everything held, kept along; for
+    owners whose events are exact changes.
     """
 
-    def __init__(self, *, max_events: int = 65_536, max_bytes: int = 16 * 2**20) -> None:
+    def __init__(self, *, max_events: int = 65_536, max_bytes: int = 16 * 2**20, sketches: OwnerSketches | None = None) -> None:
         if max_events < 1 or max_bytes < 1:
             raise ValueError("the outbox needs room for at least one event")
         self._max_events = max_events
@@ -34,6 +36,7 @@ class OwnerOutbox:
         self._last_lost_seq = 0
         self._listeners: list[Callable[[], None]] = []
         self.dropped_events = 0
+        self.sketches = sketches
 
     @property
     def last_seq(self) -> int:
@@ -65,15 +68,25 @@ class OwnerOutbox:
 
     def append(self, event: Event) -> int:
         """Numbers and keeps the event; returns its number. One larger than the whole outbox is lost, visibly."""
+        if self.sketches is not None:
+            self.sketches.apply(event)
         if event.size_bytes > self._max_bytes:
-            return self.lose()
+            return self._lose(1)
         self._log.append(event)
         self._bytes += event.size_bytes
         self._consumed()
         return self.last_seq
 
     def lose(self, events: int = 1) -> int:
-        """Consumes numbers for events that are known to be lost, such as a hole in an engine's own numbering."""
+        """Consumes numbers for events that are known to be lost, such as a hole in an engine's own numbering.
+
+        What they said is not known either, so the sketches fall silent until somebody restates what is held.
+        """
+        if self.sketches is not None:
+            self.sketches.lost()
+        return self._lose(events)
+
+    def _lose(self, events: int) -> int:
         self._log += [None] * min(events, self._max_events)
         if events > self._max_events:
             self._first_seq += events - self._max_events

@@ -8,10 +8,12 @@ transport's own flow control paces it. No I/O: client/publisher.py is the shell 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from kvdir.core.event import Batch, Heartbeat, HeartbeatFigures
 from kvdir.core.outbox import OwnerOutbox
+from kvdir.core.sketches import SketchStatement
 
 
 class StreamSender:
@@ -83,8 +85,18 @@ class StreamSender:
         self._sent_seq = max(self._sent_seq, batch.last_seq)
         return batch._replace(replay=replay)
 
+    def sketch(self, request_id: int, *, cells: int, parts: Collection[tuple[bytes, int]]) -> SketchStatement | None:
+        """The answer to a request for a sketch; None until every event was sent, or when the owner keeps none."""
+        sketches = self._outbox.sketches
+        if sketches is None or not self.caught_up:
+            return None
+        return sketches.statement(request_id, self._outbox.last_seq, cells=cells, wanted=parts)
+
     def heartbeat(self, figures: HeartbeatFigures) -> Heartbeat:
-        """A heartbeat for now. Counts are as of the outbox's last event, so they go out only when we stand there."""
+        """A heartbeat for now. Counts and digests are as of the outbox's last event: they go out only when we stand there."""
+        sketches = self._outbox.sketches
         if not self.caught_up:
             figures = replace(figures, counts=None)
+        elif sketches is not None:
+            figures = replace(figures, counts=sketches.stated(figures.counts))
         return Heartbeat(self.position, figures, self._outbox.dropped_events + self.skipped_events)

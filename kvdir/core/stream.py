@@ -10,7 +10,8 @@ Why that is right: let e be the last event of the log that touches a block. Afte
 event touching the block is below next_seq, so ignored; hence the block is as e left it. A replayed `stored` can never
 bring back what a later `removed` took, because that `removed` is applied again after it. tests/model proves it.
 
-A snapshot replaces everything and sets next_seq to at_seq + 1, whatever arrived beyond: that will be replayed.
+A snapshot replaces everything and sets next_seq to at_seq + 1, whatever arrived beyond: that will be replayed. A sketch or an
+equal digest as of at_seq does the same, but only if nothing beyond at_seq arrived (reconcile.py says why).
 Only `synced` (nothing missing, nothing damaged, heard lately) makes cumulative figures trusted; time alone never does.
 Source of the states: docs/protocol.md. No clock here: `now_s` is monotonic seconds.
 """
@@ -18,7 +19,7 @@ Source of the states: docs/protocol.md. No clock here: `now_s` is monotonic seco
 from __future__ import annotations
 
 from kvdir.core.holes import Holes
-from kvdir.core.repair import Ask, Repair, RepairPolicy
+from kvdir.core.repair import Ask, Chance, Repair, RepairPolicy, RepairTally, Tallies
 from kvdir.location import StreamState
 
 
@@ -39,6 +40,7 @@ class StreamCursor:
         "gaps",
         "last_event_s",
         "last_heard_s",
+        "missed_events",
         "next_seq",
         "restated",
         "settled",
@@ -48,7 +50,7 @@ class StreamCursor:
         "untrusted_total_s",
     )  # fmt: skip
 
-    def __init__(self, policy: RepairPolicy, *, now_s: float) -> None:
+    def __init__(self, policy: RepairPolicy, *, now_s: float, tallies: Tallies | None = None) -> None:
         self.next_seq = 1
         self.connected = False
         self.restated = False
@@ -56,6 +58,8 @@ class StreamCursor:
         self.settled = False
         """Synced, and nobody wants anything of the owner: the tick has nothing to do here but look at the age."""
         self.gaps = 0
+        self.missed_events = 0
+        """Numbers that were missing at some time, repaired or not."""
         self.duplicates = 0
         self.fenced_reason = ""
         self.last_heard_s = self.last_event_s = now_s
@@ -67,7 +71,7 @@ class StreamCursor:
         self._damage = ""
         self._wanted = False
         self._stale = False
-        self._repair = Repair(policy)
+        self._repair = Repair(policy, tallies)
         self._level = False
 
     @property
@@ -89,8 +93,29 @@ class StreamCursor:
         return self._repair.replays
 
     @property
+    def sketches(self) -> int:
+        return self._repair.sketches
+
+    @property
     def snapshots(self) -> int:
         return self._repair.snapshots
+
+    @property
+    def sketch_failures(self) -> int:
+        """In a row."""
+        return self._repair.sketch_failures
+
+    @property
+    def running(self) -> Ask | None:
+        """The repair that is under way."""
+        return self._repair.running
+
+    def repairing(self, ask: Ask) -> bool:
+        """Whether this is under way."""
+        return self._repair.running is ask
+
+    def tally(self, ask: Ask) -> RepairTally:
+        return self._repair.tallies[ask]
 
     @property
     def reason(self) -> str:
@@ -167,7 +192,7 @@ class StreamCursor:
             self._repair.progress(now_s)
         else:
             skip = 0
-            self.gaps += self._announce(first_seq - 1)
+            self._missed(first_seq - 1)
             self._top_seq = max(self._top_seq, end - 1)
             self._holes.fill(first_seq, end - 1)
             self._repair.out_of_order()
@@ -178,13 +203,36 @@ class StreamCursor:
 
     def heartbeat(self, last_seq: int, *, now_s: float) -> None:
         """Everything up to last_seq was sent, or is lost: so the loss of the last event shows."""
-        self.gaps += self._announce(last_seq)
+        self._missed(last_seq)
         self._heard(now_s)
 
     def damage(self, reason: str, *, now_s: float) -> None:
         """An event was understood too little to be applied: only an absolute statement makes up for it."""
         self._damage = reason
         self._settle(now_s)
+
+    def contradicted(self, reason: str, *, now_s: float) -> None:
+        """The owner's figures differ from ours although nothing is missing: silently wrong, until restated."""
+        self._repair.contradicted()
+        self.damage(reason, now_s=now_s)
+
+    def proved(self, at_seq: int, *, now_s: float) -> None:
+        """The owner's figures prove that we hold exactly what it held as of at_seq. Nothing newer was applied."""
+        self._restate(at_seq)
+        self._repair.proved(now_s)
+        self._heard(now_s)
+
+    def sketch_done(self, at_seq: int, *, now_s: float) -> None:
+        """The exact difference as of at_seq was applied. Nothing newer was applied before."""
+        self._restate(at_seq)
+        self._repair.restated(now_s)
+        self.last_event_s = now_s
+        self._heard(now_s)
+
+    def sketch_refused(self, *, now_s: float) -> None:
+        """The sketch under way led nowhere."""
+        self._repair.sketch_failed()
+        self._heard(now_s)
 
     def replay_unavailable(self, *, now_s: float) -> None:
         """The owner's ring does not reach back to next_seq."""
@@ -203,12 +251,9 @@ class StreamCursor:
 
     def snapshot_done(self, at_seq: int, *, now_s: float) -> None:
         """An absolute statement as of at_seq has replaced what was held."""
-        self.restated, self._damage, self._wanted = True, "", False
-        self.next_seq = at_seq + 1
-        if at_seq >= self._top_seq:
-            self._top_seq = at_seq
-        self._holes.fill(1, at_seq)
-        self._repair.snapshot_succeeded(now_s)
+        self._wanted = False
+        self._restate(at_seq)
+        self._repair.restated(now_s)
         self.last_event_s = now_s
         self._heard(now_s)
 
@@ -224,8 +269,8 @@ class StreamCursor:
         self._repair.abort()
         self._settle(now_s)
 
-    def tick(self, *, now_s: float, stale_after_s: float, may_snapshot: bool) -> Ask | None:
-        """Deadlines and staleness; what to ask the owner for now. The caller sends it and gives the snapshot its id."""
+    def tick(self, *, now_s: float, stale_after_s: float, may_snapshot: bool, sketch: Chance = Chance.USELESS) -> Ask | None:
+        """Deadlines and staleness; what to ask the owner for now. The caller sends it, with an id where it needs one."""
         if self.state is StreamState.FENCED:
             return None
         if not self._stale and now_s - self.last_heard_s > stale_after_s:
@@ -233,14 +278,27 @@ class StreamCursor:
             self._settle(now_s)
         if not self.connected or (self._level and not self._wanted):
             return None
-        only_snapshot = bool(self._damage) or not self.restated or self._wanted
-        ask = self._repair.tick(now_s, only_snapshot=only_snapshot, may_snapshot=may_snapshot)
+        absolute = bool(self._damage) or not self.restated or self._wanted
+        sketch = Chance.USELESS if self._wanted else sketch
+        ask = self._repair.tick(now_s, absolute=absolute, sketch=sketch, may_snapshot=may_snapshot)
         self._settle(now_s)
         return ask
 
     @property
     def repairing_snapshot(self) -> bool:
-        return self._repair.running_snapshot
+        return self._repair.running is Ask.SNAPSHOT
+
+    def _restate(self, at_seq: int) -> None:
+        self.restated, self._damage = True, ""
+        self.next_seq = at_seq + 1
+        self._top_seq = max(self._top_seq, at_seq)
+        self._holes.fill(1, at_seq)
+
+    def _missed(self, last_seq: int) -> None:
+        before = self._top_seq
+        if self._announce(last_seq):
+            self.gaps += 1
+            self.missed_events += last_seq - before
 
     def _announce(self, last_seq: int) -> bool:
         if last_seq <= self._top_seq:
@@ -258,7 +316,7 @@ class StreamCursor:
         """Recomputes `state`. The one place where trust is lost or won."""
         caught_up = self.next_seq > self._top_seq and self.restated and not self._damage
         if caught_up:
-            self._repair.caught_up()
+            self._repair.caught_up(now_s)
         if self.fenced_reason:
             state = StreamState.FENCED
         elif self._stale:

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvdir.core.directory import Hello
+from kvdir.core.effects import RequestSketch
 from kvdir.core.event import Batch, Event, EvictRequest, EvictResult, Heartbeat, HeartbeatFigures, OwnerCount, SnapshotChunk
 from kvdir.core.feedback import StaleReport
 from kvdir.core.namespaces import Announced
+from kvdir.core.sketches import SketchPart, SketchStatement
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import PROTOCOL_VERSION
 from kvdir.namespace import Namespace
@@ -72,7 +74,7 @@ def encode_chunk(epoch: int, chunk: SnapshotChunk) -> events_pb2.PublishRequest:
 
 
 def decode_heartbeat(heartbeat: events_pb2.Heartbeat) -> Heartbeat:
-    counts = tuple(OwnerCount(count.namespace_digest, count.tier, count.blocks) for count in heartbeat.counts)
+    counts = tuple(OwnerCount(count.namespace_digest, count.tier, count.blocks, count.digest) for count in heartbeat.counts)
     figures = HeartbeatFigures(heartbeat.used_bytes, heartbeat.capacity_bytes, counts if heartbeat.counted else None)
     return Heartbeat(heartbeat.last_seq, figures, heartbeat.dropped_events)
 
@@ -91,10 +93,50 @@ def encode_heartbeat(epoch: int, heartbeat: Heartbeat) -> events_pb2.PublishRequ
                     namespace_digest=count.namespace_digest,
                     tier=count.tier,  # type: ignore[arg-type]
                     blocks=count.blocks,
+                    digest=count.digest,
                 )
                 for count in figures.counts or ()
             ],
             counted=figures.counts is not None,
+        )
+    )
+
+
+def decode_sketch(sketch: events_pb2.Sketch) -> SketchStatement:
+    parts = tuple(SketchPart(part.namespace_digest, part.tier, part.blocks, part.digest, part.encoded) for part in sketch.parts)
+    return SketchStatement(sketch.request_id, sketch.at_seq, parts)
+
+
+def encode_sketch(epoch: int, statement: SketchStatement) -> events_pb2.PublishRequest:
+    return events_pb2.PublishRequest(
+        sketch=events_pb2.Sketch(
+            epoch=epoch,
+            request_id=statement.request_id,
+            at_seq=statement.at_seq,
+            parts=[
+                events_pb2.SketchPart(
+                    namespace_digest=part.namespace_digest,
+                    tier=part.tier,  # type: ignore[arg-type]
+                    blocks=part.blocks,
+                    digest=part.digest,
+                    encoded=part.encoded,
+                )
+                for part in statement.parts
+            ],
+        )
+    )
+
+
+def encode_sketch_request(effect: RequestSketch) -> events_pb2.PublishResponse:
+    return events_pb2.PublishResponse(
+        sketch_request=events_pb2.SketchRequest(
+            request_id=effect.request_id,
+            reason=effect.reason,
+            cells=effect.cells,
+            parts=[
+                events_pb2.OwnerPart(namespace_digest=digest, tier=tier)  # type: ignore[arg-type]
+                for digest, tier in effect.parts
+            ],
         )
     )
 
