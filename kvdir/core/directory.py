@@ -26,8 +26,10 @@ from kvdir.core.ingest import Ingest
 from kvdir.core.lookup import Answers
 from kvdir.core.namespaces import Announced, NamespaceTable
 from kvdir.core.node import Node, Stream
+from kvdir.core.orphans import Orphanage
 from kvdir.core.repair import Ask, RepairPolicy
 from kvdir.core.snapshot import Intake, SnapshotIntake
+from kvdir.core.story import Kind, Story
 from kvdir.core.stream import StreamCursor
 from kvdir.errors import InvalidInput, Overloaded, TooLarge
 from kvdir.fingerprint import Fingerprints
@@ -39,11 +41,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Bounds of one directory. Times are in seconds since a node was last heard."""
+    """Bounds of one directory. Times are in seconds since a node was last heard. forget: False only says who would be."""
 
     stale_after_s: float = 5.0
     expire_after_s: float = 60.0
     forget_after_s: float = 600.0
+    forget: bool = True
     warm_up_s: float = 1.0
     warm_limit_s: float = 30.0
     max_fingerprints: int = 65_536
@@ -114,6 +117,9 @@ class Directory:
         self.ingest = Ingest(index, self.holders, self.namespaces)
         self.counters = Counters()
         self.warming = True
+        self.partial = False
+        self.story = Story()
+        self.orphans = Orphanage(limit_s=self.limits.forget_after_s, enforce=self.limits.forget)
         self.started_s = now_s
         self._answers = Answers(self.holders)
         self._effects: list[Effect] = []
@@ -128,7 +134,7 @@ class Directory:
             raise InvalidInput("hello needs a node name and an epoch other than 0")
         node = self.nodes.get(hello.node)
         if node is None:
-            if len(self.nodes) >= self.limits.max_streams:
+            if len(self.nodes) >= self.limits.max_streams and not self._make_room(now_s):
                 raise Overloaded(f"more than {self.limits.max_streams} nodes: raise max_streams or use other coordinators")
             node = self.nodes[hello.node] = Node(hello.node)
         if hello.epoch in node.fenced:
@@ -140,6 +146,7 @@ class Directory:
                 self._fence(node, stream, hello.epoch, _fence_words(hello.node, hello.epoch), now_s)
             cursor = StreamCursor(self.limits.repair, now_s=now_s)
             stream = node.stream = Stream(hello.node, hello.epoch, cursor)
+            self.story.note(now_s, hello.node, hello.epoch, Kind.REGISTERED, f"at {hello.peer_address or '?'}")
         self._discard_fresh(stream)
         self._speaks(stream)
         refused = self.announce(stream, hello)
@@ -167,6 +174,7 @@ class Directory:
             self.ingest.rejected["fenced" if stream.fenced else "bad-sequence"] += len(events)
             return
         skip = stream.cursor.batch(first_seq, len(events), now_s=now_s)
+        self.story.batch(now_s, stream.node, stream.epoch, first_seq, events, skip)
         apply = self.ingest.apply
         for offset in range(skip, len(events)):
             apply(stream, first_seq + offset, events[offset], now_s)
@@ -254,7 +262,11 @@ class Directory:
     def report_stale(self, report: StaleReport, *, now_s: float) -> Feedback:
         """Negative feedback of a reader; see feedback.py for when it counts."""
         self.counters.stale_reports += 1
-        feedback = take_feedback(self.index, self._current(report.node), report, now_s=now_s)
+        stream = self._current(report.node)
+        if stream is not None and stream.epoch == report.epoch:
+            stream.met_s = now_s
+        feedback = take_feedback(self.index, stream, report, now_s=now_s)
+        self.story.feedback(now_s, report, feedback)
         if feedback.ignored_reason:
             self.counters.stale_reports_ignored += 1
         return feedback
@@ -268,7 +280,9 @@ class Directory:
         for node in busy:
             assert node.stream is not None
             snapshots += self._attend(node, node.stream, now_s, may_snapshot=snapshots < self.limits.max_snapshots)
-        if self.warming:
+        for node in self.orphans.tick(self.nodes, now_s=now_s):
+            self._forget(node, now_s)
+        if self.warming or self.partial:
             self._warm(now_s)
         if self.ingest.sweep_due:
             self.ingest.sweep_due = self.index.sweep(self.limits.sweep_blocks) > 0
@@ -317,7 +331,7 @@ class Directory:
         for holder in old.values():
             self.ingest.drop(holder)
         self.holders.touch()
-        stream.intake = None
+        stream.intake, stream.restored = None, False
         stream.recent.forget(intake.at_seq)
         stream.cursor.snapshot_done(intake.at_seq, now_s=now_s)
         self.counters.snapshots_applied += 1
@@ -361,10 +375,24 @@ class Directory:
         if not stream.hidden and silent_s > self.limits.expire_after_s:
             stream.hidden = True
             self.holders.touch()
-        if silent_s > self.limits.forget_after_s and not stream.cursor.connected:
+
+    def _forget(self, node: Node, now_s: float) -> None:
+        """The node and its entries go; if it comes back, it is unknown and restates everything."""
+        stream = node.stream
+        if stream is not None:
+            blocks = sum(holder.blocks for holder in stream.holders.values())
             self._drop_blocks(stream)
-            del self.nodes[node.name]
-            self.namespaces.keep(digest for other in self.nodes.values() if other.stream for digest in other.stream.namespaces)
+            self.orphans.dropped(node.name, blocks)
+            self.story.note(now_s, node.name, stream.epoch, Kind.ORPHAN, f"forgotten with {blocks:,} blocks after long silence")
+        del self.nodes[node.name]
+        self.namespaces.keep(digest for other in self.nodes.values() if other.stream for digest in other.stream.namespaces)
+
+    def _make_room(self, now_s: float) -> bool:
+        """When the table of nodes is full, those who live go before those who are gone."""
+        gone = self.nodes.get(self.orphans.longest_gone())
+        if gone is not None:
+            self._forget(gone, now_s)
+        return gone is not None
 
     def _speaks(self, stream: Stream) -> bool:
         """Every input of a stream passes here: a fenced one is not heard; one left out for its silence shows again."""
@@ -374,11 +402,16 @@ class Directory:
         return not stream.fenced
 
     def _warm(self, now_s: float) -> None:
-        """Warming ends once, when every known stream was restated, or at its limit: a lost node must not hold all others."""
+        """Warming ends once, when every known stream was restated, or at its limit: a lost node must not hold all others.
+
+        Partial: it has ended, and a live stream has still not been restated.
+        """
         age_s = now_s - self.started_s
         live = [node.stream for node in self.nodes.values() if node.stream is not None]
         restated = all(s.cursor.restated or s.cursor.state in (StreamState.STALE, StreamState.FENCED) for s in live)
-        self.warming = age_s < self.limits.warm_limit_s and (age_s < self.limits.warm_up_s or not restated)
+        if self.warming:
+            self.warming = age_s < self.limits.warm_limit_s and (age_s < self.limits.warm_up_s or not restated)
+        self.partial = not self.warming and not all(s.cursor.restated or s.fenced for s in live)
 
 
 def _fence_words(node: str, newer_epoch: int) -> str:
