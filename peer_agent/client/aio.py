@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -21,15 +22,17 @@ from kvdir.fingerprint import Fingerprints
 from kvdir.namespace import Namespace
 from kvdir.rpc.cancel import call_alone_cancelled
 from kvdir.rpc.channel import client_options
-from kvdir.rpc.lookup_codec import encode_fingerprints
 from kvdir.rpc.status import from_rpc_error
-from peer_agent.client.attachment import Attachment, attach_request, lookup_result
+from peer_agent.client.attachment import Attachment, attach_request, bounded_s, lookup_result
 from peer_agent.client.buffers import Memory, memory_of
 from peer_agent.client.engine import ATTACH_PAUSE_S, DEADLINE_S, LEASE_S
 from peer_agent.client.results import LoadResult, LookupResult, StoreResult, missed, not_stored
 from peer_agent.v1 import engine_pb2, engine_pb2_grpc
 
 T = TypeVar("T")
+
+COPY_THREADS = 4
+"""Of our own: the loop's default ones may be busy with the application for longer than any deadline."""
 
 INLINE_BYTES = 256 << 10
 """Copies up to this size (some 20 us) are made in the event loop: a thread would cost more than it frees."""
@@ -51,6 +54,8 @@ class Engine:
         self._attachment: Attachment | None = None
         self._call: Any = None
         self._attaching: asyncio.Task[None] | None = None
+        self._reports: set[asyncio.Task[None]] = set()
+        self._copiers = ThreadPoolExecutor(COPY_THREADS, thread_name_prefix="kvdir-copy")
         self._failure: KvdirError = Unavailable(f"{address}: no agent has answered yet; does it run, and is the address right?")
         self._next_try_s = 0.0
         self._closed = False
@@ -77,9 +82,12 @@ class Engine:
         self._closed = True
         self._failure = Unavailable(f"{self.address}: this engine was closed")
         self._drop()
-        if self._attaching is not None:
-            self._attaching.cancel()
-            await asyncio.wait({self._attaching})
+        self._copiers.shutdown(wait=False)  # what is being copied ends by itself
+        ending = {*self._reports, *([self._attaching] if self._attaching else ())}
+        for task in ending:
+            task.cancel()
+        if ending:
+            await asyncio.wait(ending)
         await self._channel.close()
 
     async def __aenter__(self) -> Self:
@@ -97,14 +105,15 @@ class Engine:
         if attachment is None:
             return not_stored(len(fingerprints), self.failure)
         attachment.check_size(fingerprints)
-        until_s = time.monotonic() + (self._deadline_s if deadline_s is None else deadline_s)
+        until_s = time.monotonic() + bounded_s(deadline_s, self._deadline_s)
         try:
-            lease_s = until_s - time.monotonic() + LEASE_S
-            reserved = await self._rpc("Reserve", attachment.reserve_request(fingerprints, lease_s=lease_s), until_s)
-            if not reserved.reservation:
-                return attachment.stored(reserved, 0)
-            request = await self._write(attachment, reserved, memory, len(fingerprints))
-            committed = await self._rpc("Commit", request, until_s + LEASE_S)
+            with attachment.storing():
+                lease_s = until_s - time.monotonic() + LEASE_S
+                reserved = await self._rpc("Reserve", attachment.reserve_request(fingerprints, lease_s=lease_s), until_s)
+                if not reserved.reservation:
+                    return attachment.stored(reserved, 0)
+                request = await self._write(attachment, reserved, memory, len(fingerprints))
+                committed = await self._rpc("Commit", request, until_s + LEASE_S)
         except KvdirError as error:
             return not_stored(len(fingerprints), self._note(error, attachment))
         return attachment.stored(reserved, committed.committed)
@@ -119,7 +128,7 @@ class Engine:
         if attachment is None:
             return missed(len(fingerprints), self.failure)
         attachment.check_size(fingerprints)
-        wish_s = self._deadline_s if deadline_s is None else deadline_s
+        wish_s = bounded_s(deadline_s, self._deadline_s)
         request = attachment.load_request(fingerprints, deadline_s=wish_s, lease_s=LEASE_S, local_only=local_only)
         try:
             answer = await self._rpc("Load", request, began_s + wish_s)
@@ -130,7 +139,7 @@ class Engine:
             return missed(len(fingerprints), self._note(error, attachment))
         attachment.release_later(loaded.lock)
         if len(loaded.corrupt):
-            await self._report_corrupt(attachment, loaded.corrupt)
+            await self._report_corrupt(attachment, loaded.corrupt, began_s + wish_s)
         return loaded.result
 
     async def lookup(self, fingerprints: Fingerprints, *, deadline_s: float = 0.0) -> LookupResult:
@@ -139,26 +148,21 @@ class Engine:
         nothing = bytes(len(fingerprints))
         if attachment is None:
             return LookupResult(local=nothing, nominated=nothing, reason=self.failure)
-        request = engine_pb2.EngineLookupRequest(
-            session=attachment.session,
-            fingerprints=encode_fingerprints(fingerprints),
-            deadline_ms=int(deadline_s * 1000),
-        )
+        wish_s = bounded_s(max(deadline_s, 0.0), 0.0)
+        request = attachment.lookup_request(fingerprints, deadline_s=wish_s)
         try:
-            answer = await self._rpc("Lookup", request, time.monotonic() + (deadline_s or self._deadline_s))
+            answer = await self._rpc("Lookup", request, time.monotonic() + (wish_s or self._deadline_s))
         except KvdirError as error:
             return LookupResult(local=nothing, nominated=nothing, reason=self._note(error, attachment))
         return lookup_result(answer)
 
     async def prefetch(self, fingerprints: Fingerprints, *, deadline_s: float | None = None) -> int:
         """Asks for blocks in the background; returns how many the agent went to look for (0 when there is no agent)."""
-        wish_s = self._deadline_s if deadline_s is None else deadline_s
+        wish_s = bounded_s(deadline_s, self._deadline_s)
         attachment = self._session()
         if attachment is None:
             return 0
-        request = engine_pb2.PrefetchRequest(
-            session=attachment.session, fingerprints=encode_fingerprints(fingerprints), deadline_ms=max(1, int(wish_s * 1000))
-        )
+        request = attachment.prefetch_request(fingerprints, deadline_s=wish_s)
         try:
             accepted: int = (await self._rpc("Prefetch", request, time.monotonic() + self._deadline_s)).accepted
         except KvdirError as error:
@@ -171,9 +175,7 @@ class Engine:
         attachment = self._session()
         if attachment is None:
             return 0
-        request = engine_pb2.PinRequest(
-            session=attachment.session, fingerprints=encode_fingerprints(fingerprints), pin_ms=int(pin_s * 1000)
-        )
+        request = attachment.pin_request(fingerprints, pin_s=pin_s)
         try:
             pinned: int = (await self._rpc("Pin", request, time.monotonic() + self._deadline_s)).pinned
         except KvdirError as error:
@@ -208,7 +210,9 @@ class Engine:
     async def _copy(self, copy: Callable[[], T], blocks: int) -> T:
         if blocks * self.namespace.block_bytes <= INLINE_BYTES:
             return copy()
-        running = asyncio.get_running_loop().run_in_executor(None, copy)
+        if self._closed:
+            raise Unavailable(f"{self.address}: this engine was closed")
+        running = asyncio.get_running_loop().run_in_executor(self._copiers, copy)
         cancelled: asyncio.CancelledError | None = None
         while not running.done():
             try:
@@ -225,11 +229,16 @@ class Engine:
         if self._attachment is not None and not self._call.done():
             return self._attachment
         if self._attachment is not None:
-            self._failure = Unavailable(f"{self.address}: the agent ended the session; attaching again")
-            self._drop()
+            self._ended(self._attachment)
         if not self._closed and time.monotonic() >= self._next_try_s:
             self._start_attaching()
         return None
+
+    def _ended(self, attachment: Attachment) -> None:
+        """The agent has gone: lets go of its arena now, since an idle engine would keep that memory from the next agent."""
+        if self._attachment is attachment:
+            self._failure = Unavailable(f"{self.address}: the agent ended the session; attaching again")
+            self._drop()
 
     def _note(self, error: KvdirError, attachment: Attachment) -> str:
         """Remembers why the agent is of no use; a session it does not know is given up."""
@@ -238,7 +247,14 @@ class Engine:
             self._drop()
         return str(error)
 
-    async def _report_corrupt(self, attachment: Attachment, corrupt: Fingerprints) -> None:
+    async def _report_corrupt(self, attachment: Attachment, corrupt: Fingerprints, until_s: float) -> None:
+        """Waits until_s at most; a report that takes longer goes on, and `close` ends it."""
+        report = asyncio.get_running_loop().create_task(self._deliver(attachment, corrupt), name="kvdir-report-corrupt")
+        self._reports.add(report)
+        report.add_done_callback(self._reports.discard)
+        await asyncio.wait({report}, timeout=max(0.0, until_s - time.monotonic()))
+
+    async def _deliver(self, attachment: Attachment, corrupt: Fingerprints) -> None:
         try:
             await self._rpc("Release", attachment.corrupt_request(corrupt), time.monotonic() + self._deadline_s)
         except KvdirError as error:
@@ -264,7 +280,8 @@ class Engine:
             answer = await call.read()
             if answer is grpc.aio.EOF:
                 raise Unavailable(f"{self.address}: the agent is shutting down")
-            self._attachment = Attachment(answer, self.namespace)
+            attachment = self._attachment = Attachment(answer, self.namespace)
+            call.add_done_callback(lambda _: self._ended(attachment))
         except grpc.aio.AioRpcError as error:
             self._failure = from_rpc_error(error, target=self.address)
         except (KvdirError, OSError) as error:

@@ -1,8 +1,9 @@
 """One session with an agent, seen from the engine: the mapped arena, and each exchange as request, response, copy.
 
-Rules: the arena is believed only if its id and epoch are those of the Attach answer; the presence lock is taken before the
-first Reserve and given back when the last write has ended; what is copied out is verified before and after the copy, and
-counts as a hit only then. Nothing here waits for the agent: the sync and the aio engine do, each in its own way.
+Rules: the arena is believed only if its id and epoch are those of the Attach answer; the presence lock is held from before
+a Reserve until its Commit is answered or given up, so the agent knows when slots whose story got lost are free again; what
+is copied out is verified before and after the copy, and counts as a hit only then. Nothing here waits for the agent: the sync
+and the aio engine do, each in its own way.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from kvdir.errors import KvdirError, RemoteProtocolError, TooLarge, Unavailable
+from kvdir.errors import RemoteProtocolError, TooLarge, Unavailable
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import PROTOCOL_VERSION
 from kvdir.namespace import Namespace
@@ -40,6 +41,9 @@ RELEASE_BATCH = 256
 ANSWER_SHARE = 0.1
 """Of a deadline, kept for the agent's answer: one that arrives too late loses what has been brought here in time."""
 
+LONGEST_S = 86_400.0
+"""What "as long as it takes" comes to; the agent shortens it further."""
+
 COPY_BYTES_PER_S = 4e9
 """A cautious rate, to keep time for the copy."""
 
@@ -55,6 +59,16 @@ def attach_request(namespace: Namespace, *, engine: str) -> engine_pb2.AttachReq
         namespace_digest=namespace.digest,
         namespace_canonical_json=namespace.canonical().encode(),
     )
+
+
+def bounded_s(wish_s: float | None, default_s: float) -> float:
+    """A caller's time; None: the default. May be negative, which is a deadline that has passed."""
+    return min(default_s if wish_s is None else wish_s, LONGEST_S)
+
+
+def milliseconds(wish_s: float) -> int:
+    """As requests say it: whole, never negative."""
+    return max(0, int(min(wish_s, LONGEST_S) * 1000))
 
 
 def lookup_result(answer: engine_pb2.EngineLookupResponse) -> LookupResult:
@@ -96,16 +110,11 @@ class Attachment:
         self._releases: list[int] = []
         self._lock = threading.Lock()
         self._copies = 0
+        self._stores = 0
         self._closed = False
-        try:
-            if (self._arena.arena_id, self._arena.epoch) != (answer.arena_id, answer.epoch):
-                raise RemoteProtocolError(
-                    f"{answer.arena_path} is not the arena of this agent: do both see the same file system?"
-                )
-            presence.hold(self._arena.fd, self.session)
-        except (KvdirError, OSError):
+        if (self._arena.arena_id, self._arena.epoch) != (answer.arena_id, answer.epoch):
             self._arena.close()
-            raise
+            raise RemoteProtocolError(f"{answer.arena_path} is not the arena of this agent: do both see the same file system?")
 
     def close(self) -> None:
         """Ends the use of the arena, once copies under way have ended; the presence lock goes with it. Idempotent."""
@@ -140,11 +149,37 @@ class Attachment:
 
     # store
 
+    @contextlib.contextmanager
+    def storing(self) -> Iterator[None]:
+        """Around a Reserve, the copy and the Commit: afterwards nothing is written any more, whatever became of the calls.
+
+        Raises Unavailable after `close`.
+        """
+        with self._lock:
+            if self._closed:
+                raise Unavailable("the session with the agent has ended")
+            if not self._stores:
+                self._take_presence()
+            self._stores += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._stores -= 1
+                if not self._stores and not self._closed:  # a closed arena has given it back, with the file
+                    presence.release(self._arena.fd, self.session)
+
+    def _take_presence(self) -> None:
+        try:
+            presence.hold(self._arena.fd, self.session)
+        except OSError as error:
+            raise Unavailable(f"cannot lock the arena {self._arena.path} for writing: {error}") from error
+
     def reserve_request(self, fingerprints: Fingerprints, *, lease_s: float) -> engine_pb2.ReserveRequest:
         return engine_pb2.ReserveRequest(
             session=self.session,
             fingerprints=encode_fingerprints(fingerprints),
-            lease_ms=max(1, int(lease_s * 1000)),
+            lease_ms=max(1, milliseconds(lease_s)),
             release=self._take_releases(),
         )
 
@@ -178,8 +213,8 @@ class Attachment:
         return engine_pb2.LoadRequest(
             session=self.session,
             fingerprints=encode_fingerprints(fingerprints),
-            deadline_ms=max(1, int(max(deadline_s - kept_s, deadline_s / 2) * 1000)),
-            lease_ms=max(1, int(lease_s * 1000)),
+            deadline_ms=max(1, milliseconds(max(deadline_s - kept_s, deadline_s / 2))),
+            lease_ms=max(1, milliseconds(lease_s)),
             local_only=local_only,
             release=self._take_releases(),
         )
@@ -226,6 +261,24 @@ class Attachment:
         with self._in_use() as region:
             statuses = _native.read_blocks(region, records.tobytes(), self.namespace.digest, packed, width, destinations, check)
         return np.frombuffer(statuses, np.uint8)
+
+    # other requests
+
+    def lookup_request(self, fingerprints: Fingerprints, *, deadline_s: float) -> engine_pb2.EngineLookupRequest:
+        """deadline_s: for the directory; nothing left, or 0: only what is here."""
+        packed = encode_fingerprints(fingerprints)
+        return engine_pb2.EngineLookupRequest(session=self.session, fingerprints=packed, deadline_ms=milliseconds(deadline_s))
+
+    def prefetch_request(self, fingerprints: Fingerprints, *, deadline_s: float) -> engine_pb2.PrefetchRequest:
+        packed = encode_fingerprints(fingerprints)
+        return engine_pb2.PrefetchRequest(
+            session=self.session, fingerprints=packed, deadline_ms=max(1, milliseconds(deadline_s))
+        )
+
+    def pin_request(self, fingerprints: Fingerprints, *, pin_s: float) -> engine_pb2.PinRequest:
+        return engine_pb2.PinRequest(
+            session=self.session, fingerprints=encode_fingerprints(fingerprints), pin_ms=milliseconds(pin_s)
+        )
 
     # release
 

@@ -23,12 +23,11 @@ from kvdir.errors import KvdirError, RemoteProtocolError, StaleEpoch, Unavailabl
 from kvdir.fingerprint import Fingerprints
 from kvdir.namespace import Namespace
 from kvdir.rpc.channel import client_options
-from kvdir.rpc.lookup_codec import encode_fingerprints
 from kvdir.rpc.status import from_rpc_error
-from peer_agent.client.attachment import Attachment, attach_request, lookup_result
+from peer_agent.client.attachment import Attachment, attach_request, bounded_s, lookup_result
 from peer_agent.client.buffers import memory_of
 from peer_agent.client.results import LoadResult, LookupResult, StoreResult, missed, not_stored
-from peer_agent.v1 import engine_pb2, engine_pb2_grpc
+from peer_agent.v1 import engine_pb2_grpc
 
 DEADLINE_S = 1.0
 LEASE_S = 2.0
@@ -57,6 +56,7 @@ class Engine:
         self._lock = threading.Lock()
         self._attachment: Attachment | None = None
         self._call: Any = None
+        self._reporting: Any = None
         self._attaching: threading.Thread | None = None
         self._failure: KvdirError = Unavailable(f"{address}: no agent has answered yet; does it run, and is the address right?")
         self._next_try_s = 0.0
@@ -106,20 +106,22 @@ class Engine:
         """Copies blocks into the agent's memory and publishes them.
 
         blocks: see `peer_agent.client.buffers`; namespace.block_bytes each, in the order of the fingerprints. Raises
-        InvalidInput for wrong buffers and TooLarge beyond the agent's limit, nothing else.
+        InvalidInput for wrong buffers and TooLarge beyond the agent's limit, nothing else. Gives up by deadline_s, but once the
+        bytes are copied waits up to LEASE_S more for the agent to make them visible.
         """
         memory = memory_of(blocks, count=len(fingerprints), block_bytes=self.namespace.block_bytes, writable=False)
         attachment = self._session()
         if attachment is None:
             return not_stored(len(fingerprints), self.failure)
         attachment.check_size(fingerprints)
-        until_s = time.monotonic() + (self._deadline_s if deadline_s is None else deadline_s)
+        until_s = time.monotonic() + bounded_s(deadline_s, self._deadline_s)
         try:
-            lease_s = until_s - time.monotonic() + LEASE_S
-            reserved = self._rpc("Reserve", attachment.reserve_request(fingerprints, lease_s=lease_s), until_s)
-            if not reserved.reservation:
-                return attachment.stored(reserved, 0)
-            committed = self._rpc("Commit", attachment.write(reserved, memory), until_s + LEASE_S)
+            with attachment.storing():
+                lease_s = until_s - time.monotonic() + LEASE_S
+                reserved = self._rpc("Reserve", attachment.reserve_request(fingerprints, lease_s=lease_s), until_s)
+                if not reserved.reservation:
+                    return attachment.stored(reserved, 0)
+                committed = self._rpc("Commit", attachment.write(reserved, memory), until_s + LEASE_S)
         except KvdirError as error:
             return not_stored(len(fingerprints), self._note(error, attachment))
         return attachment.stored(reserved, committed.committed)
@@ -138,7 +140,7 @@ class Engine:
         if attachment is None:
             return missed(len(fingerprints), self.failure)
         attachment.check_size(fingerprints)
-        wish_s = self._deadline_s if deadline_s is None else deadline_s
+        wish_s = bounded_s(deadline_s, self._deadline_s)
         request = attachment.load_request(fingerprints, deadline_s=wish_s, lease_s=LEASE_S, local_only=local_only)
         try:
             answer = self._rpc("Load", request, began_s + wish_s)
@@ -147,7 +149,7 @@ class Engine:
             return missed(len(fingerprints), self._note(error, attachment))
         attachment.release_later(loaded.lock)
         if len(loaded.corrupt):
-            self._report_corrupt(attachment, loaded.corrupt)
+            self._report_corrupt(attachment, loaded.corrupt, began_s + wish_s)
         return loaded.result
 
     def lookup(self, fingerprints: Fingerprints, *, deadline_s: float = 0.0) -> LookupResult:
@@ -156,26 +158,21 @@ class Engine:
         nothing = bytes(len(fingerprints))
         if attachment is None:
             return LookupResult(local=nothing, nominated=nothing, reason=self.failure)
-        request = engine_pb2.EngineLookupRequest(
-            session=attachment.session,
-            fingerprints=encode_fingerprints(fingerprints),
-            deadline_ms=int(deadline_s * 1000),
-        )
+        wish_s = bounded_s(max(deadline_s, 0.0), 0.0)
+        request = attachment.lookup_request(fingerprints, deadline_s=wish_s)
         try:
-            answer = self._rpc("Lookup", request, time.monotonic() + (deadline_s or self._deadline_s))
+            answer = self._rpc("Lookup", request, time.monotonic() + (wish_s or self._deadline_s))
         except KvdirError as error:
             return LookupResult(local=nothing, nominated=nothing, reason=self._note(error, attachment))
         return lookup_result(answer)
 
     def prefetch(self, fingerprints: Fingerprints, *, deadline_s: float | None = None) -> int:
         """Asks for blocks in the background; returns how many the agent went to look for (0 when there is no agent)."""
-        wish_s = self._deadline_s if deadline_s is None else deadline_s
+        wish_s = bounded_s(deadline_s, self._deadline_s)
         attachment = self._session()
         if attachment is None:
             return 0
-        request = engine_pb2.PrefetchRequest(
-            session=attachment.session, fingerprints=encode_fingerprints(fingerprints), deadline_ms=max(1, int(wish_s * 1000))
-        )
+        request = attachment.prefetch_request(fingerprints, deadline_s=wish_s)
         try:
             accepted: int = self._rpc("Prefetch", request, time.monotonic() + self._deadline_s).accepted
         except KvdirError as error:
@@ -188,9 +185,7 @@ class Engine:
         attachment = self._session()
         if attachment is None:
             return 0
-        request = engine_pb2.PinRequest(
-            session=attachment.session, fingerprints=encode_fingerprints(fingerprints), pin_ms=int(pin_s * 1000)
-        )
+        request = attachment.pin_request(fingerprints, pin_s=pin_s)
         try:
             pinned: int = self._rpc("Pin", request, time.monotonic() + self._deadline_s).pinned
         except KvdirError as error:
@@ -221,7 +216,14 @@ class Engine:
                 self._start_attaching()
             return None
 
-    def _note(self, error: KvdirError, attachment: Attachment | None) -> str:
+    def _ended(self, attachment: Attachment) -> None:
+        """The agent has gone: lets go of its arena now, since an idle engine would keep that memory from the next agent."""
+        with self._lock:
+            if self._attachment is attachment:
+                self._failure = Unavailable(f"{self.address}: the agent ended the session; attaching again")
+                self._drop()
+
+    def _note(self, error: KvdirError, attachment: Attachment) -> str:
         """Remembers why the agent is of no use; a session it does not know is given up."""
         if isinstance(error, RemoteProtocolError | StaleEpoch):
             with self._lock:
@@ -230,11 +232,18 @@ class Engine:
                     self._drop()
         return str(error)
 
-    def _report_corrupt(self, attachment: Attachment, corrupt: Fingerprints) -> None:
+    def _report_corrupt(self, attachment: Attachment, corrupt: Fingerprints, until_s: float) -> None:
+        """Waits until_s at most; a report that takes longer goes on, unless the next one takes its place."""
         try:
-            self._rpc("Release", attachment.corrupt_request(corrupt), time.monotonic() + self._deadline_s)
-        except KvdirError as error:
-            self._note(error, attachment)
+            call = self._stub.Release.future(attachment.corrupt_request(corrupt), timeout=self._deadline_s)
+            self._reporting = call  # gRPC ends a call that nobody refers to
+            call.result(timeout=max(0.0, until_s - time.monotonic()))
+        except grpc.FutureTimeoutError:
+            return
+        except grpc.RpcError as error:
+            self._note(from_rpc_error(error, target=self.address), attachment)
+        except (ValueError, grpc.FutureCancelledError):
+            return  # gRPC's words for a channel closed meanwhile: the session has ended, its blocks are not here any more
 
     def _drop(self) -> None:
         """Call with the lock held."""
@@ -276,8 +285,10 @@ class Engine:
             with self._lock:
                 if self._closed:
                     attachment.close()
-                else:
-                    self._attachment = attachment
+                    return
+                self._attachment = attachment
+            if not call.add_callback(lambda: self._ended(attachment)):
+                self._ended(attachment)
             return
         with self._lock:
             if not self._closed:

@@ -1,9 +1,10 @@
 """Is the engine that got slots to write to really gone? A lock that the kernel keeps.
 
-An engine holds an open-file-description lock (fcntl(2), F_OFD_SETLK) on one byte of the arena file for as long as it may
-write: byte PRESENCE_AT + session, far beyond the arena's end, so the lock concerns no data. The kernel drops it when the last
-process that could write has closed the file, whatever ended it, in whatever container; a stopped process keeps it. The agent
-only asks. So a slot whose writer lost its connection is reused when, and not before, nothing can write to it any more.
+An engine holds an open-file-description lock (fcntl(2), F_OFD_SETLK) on one byte of the arena file from before it asks for
+slots until it has written to them or given them up: byte PRESENCE_AT + session, far beyond the arena's end, so the lock
+concerns no data. The kernel drops it when the last process that could write has closed the file, whatever ended it, in
+whatever container; a stopped process keeps it. The agent only asks. So a slot whose writer lost its connection, or the answer
+that named the slot, is reused when, and not before, nothing can write to it any more.
 
 Does not: guard the bytes; a session's number is only known to its engine and the agent.
 """

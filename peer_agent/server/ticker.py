@@ -16,7 +16,7 @@ TICK_S = 0.25
 
 
 async def run_ticker(store: Store, peers: Peers, *, is_writing: Callable[[int], bool], beat: Callable[[], None]) -> None:
-    """Ends leases and pins that have run out, frees what writers left behind who are gone, lets go of idle peers.
+    """Ends leases and pins that have run out, frees what writers left behind, lets go of idle peers.
 
     `beat` is called every time, so that /healthz knows that the loop turns. Until cancelled.
     """
@@ -25,10 +25,10 @@ async def run_ticker(store: Store, peers: Peers, *, is_writing: Callable[[int], 
         beat()
         try:
             store.tick()
-            freed = store.settle_gone_sessions(is_writing)
+            freed = store.settle_sessions(is_writing)
             peers.drop_idle()
         except Exception:
             log.exception("tick failed; the next one tries again")
         else:
             if freed:
-                say(log, logging.INFO, "slots of engines that have gone are free again", slots=freed)
+                say(log, logging.INFO, "slots that engines had left behind are free again", slots=freed)

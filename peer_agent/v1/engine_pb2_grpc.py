@@ -93,7 +93,7 @@ class EngineServicer(object):
         """Opens a session. The first message says where the arena is and how it is laid out; the call stays open for as long as
         the engine lives. When it ends, for whatever reason, the session's locks are released and its reservations reclaimed:
         at once if the engine's presence lock (peer_agent/memory/presence.py) is gone, else when it goes, because the engine may
-        still be writing. An engine holds that lock before its first Reserve.
+        still be writing. An engine holds that lock from before a Reserve until it has written to the slots or given them up.
         Errors: NOT_FOUND namespace not configured here (with the difference to the nearest one in words).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -139,11 +139,11 @@ async def test_reservation_is_reclaimed_when_the_engine_dies_before_commit(clust
     engine = await cluster.engine("a")
     attachment = engine._session()
     assert attachment is not None
-    await engine._rpc(
-        "Reserve", attachment.reserve_request(cluster.blocks.chain(6), lease_s=30), asyncio.get_running_loop().time() + 5
-    )
-    assert occupancy(cluster).reserved == 6
-    await engine.close()
+    with attachment.storing():
+        request = attachment.reserve_request(cluster.blocks.chain(6), lease_s=30)
+        await engine._rpc("Reserve", request, asyncio.get_running_loop().time() + 5)
+        assert occupancy(cluster).reserved == 6
+        await engine.close()
     await eventually(lambda: occupancy(cluster).free == 14, what="slots are free again")
     assert (await (await cluster.engine("a")).lookup(cluster.blocks.chain(6))).local == bytes(6)
 
@@ -267,9 +267,10 @@ async def test_oversized_request_names_the_limit(directory: Path):
 )
 async def test_bad_reserve_is_refused_in_words(cluster: LocalCluster, change: dict, code: grpc.StatusCode, words: str):
     engine = await cluster.engine("a")
-    values = {"session": engine._session().session, "fingerprints": {"packed": bytes(32), "width": 32}} | change
+    attachment = engine._session()
+    values = {"session": attachment.session, "fingerprints": {"packed": bytes(32), "width": 32}} | change
     async with grpc.aio.insecure_channel(cluster.agents["a"].ready.engine) as channel:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
+        with attachment.storing(), pytest.raises(grpc.aio.AioRpcError) as caught:
             await engine_pb2_grpc.EngineStub(channel).Reserve(engine_pb2.ReserveRequest(**values))
     assert caught.value.code() is code
     assert words in (caught.value.details() or "")

@@ -216,15 +216,16 @@ async def main():
     namespace = Namespace.create(**fields)
     engine = await aio.connect(sys.argv[2], namespace=namespace, engine="doomed")
     attachment = engine._session()
-    request = attachment.reserve_request(Blocks(namespace).chain(6), lease_s=float(sys.argv[3]))
-    reserved = await engine._rpc("Reserve", request, asyncio.get_running_loop().time() + 5)
-    print("reserved", flush=True)
-    await asyncio.to_thread(sys.stdin.readline)
-    memory = Blocks(namespace).data(Blocks(namespace).chain(6))
-    from peer_agent.client.buffers import memory_of
-    commit = attachment.write(reserved, memory_of(memory, count=6, block_bytes=namespace.block_bytes, writable=False))
-    answer = await engine._rpc("Commit", commit, asyncio.get_running_loop().time() + 5)
-    print("committed", answer.committed, flush=True)
+    with attachment.storing():
+        request = attachment.reserve_request(Blocks(namespace).chain(6), lease_s=float(sys.argv[3]))
+        reserved = await engine._rpc("Reserve", request, asyncio.get_running_loop().time() + 5)
+        print("reserved", flush=True)
+        await asyncio.to_thread(sys.stdin.readline)
+        memory = Blocks(namespace).data(Blocks(namespace).chain(6))
+        from peer_agent.client.buffers import memory_of
+        commit = attachment.write(reserved, memory_of(memory, count=6, block_bytes=namespace.block_bytes, writable=False))
+        answer = await engine._rpc("Commit", commit, asyncio.get_running_loop().time() + 5)
+        print("committed", answer.committed, flush=True)
 asyncio.run(main())
 """
 

@@ -158,10 +158,13 @@ class InventoryMachine(RuleBasedStateMachine):
             self.writable = {number: item for number, item in self.writable.items() if item[0] != session}
 
     @rule()
-    def writers_of_ended_sessions_are_gone(self) -> None:
-        for session in list(self.inventory.ended_sessions()):
+    def nobody_is_writing(self) -> None:
+        """Open reservations stay; whoever lost one, or is gone, has written for the last time."""
+        for session in self.inventory.unsettled_sessions():
             self.inventory.settle_session(session)
-            self.writable = {number: item for number, item in self.writable.items() if item[0] != session}
+            self.writable = {
+                number: item for number, item in self.writable.items() if item[0] != session or self.inventory.is_open(number)
+            }
 
     @invariant()
     def holds_what_was_published(self) -> None:

@@ -92,6 +92,20 @@ def test_slot_is_quarantined_when_a_living_writer_overruns_its_lease():
     assert held.reserve(DIGEST, blocks(2), session=AGENT, now_s=2, lease_s=1).states == bytes([BlockState.RESERVED])
 
 
+def test_quarantined_slots_come_back_when_their_living_writer_is_known_to_be_idle():
+    held = inventory(2)
+    held.reserve(DIGEST, blocks(1), session=ENGINE, now_s=0, lease_s=1)
+    assert held.unsettled_sessions() == ()
+    held.tick(2.0)
+    kept = held.reserve(DIGEST, blocks(2), session=ENGINE, now_s=2, lease_s=1)
+    assert held.unsettled_sessions() == (ENGINE,)
+    assert held.settle_session(ENGINE) == 1
+    assert (held.occupancy()[0].free, held.occupancy()[0].reserved) == (1, 1)
+    assert held.granted(kept.reservation, session=ENGINE) is not None
+    assert held.is_attached(ENGINE)
+    held.check()
+
+
 @pytest.mark.parametrize("writing", [False, True])
 def test_reservations_come_back_when_the_engine_dies(writing: bool):
     held = inventory(1)
@@ -99,7 +113,7 @@ def test_reservations_come_back_when_the_engine_dies(writing: bool):
     held.end_session(ENGINE, writing=writing)
     assert held.occupancy()[0].free == (0 if writing else 1)
     if writing:
-        assert held.ended_sessions() == (ENGINE,)
+        assert held.unsettled_sessions() == (ENGINE,)
         assert held.settle_session(ENGINE) == 1
     assert held.occupancy()[0].free == 1
     with pytest.raises(InvalidInput, match="attach again"):
