@@ -23,7 +23,8 @@ T = TypeVar("T")
 
 
 def setting(default: Any, help: str, *, metavar: str = "") -> Any:
-    """Declares one setting of a config dataclass. Lists default to () and take comma-separated values as text."""
+    """Declares one setting of a config dataclass. Lists default to () and take comma-separated values as text;
+    a TOML table is taken for a list of key=value."""
     return dataclasses.field(default=default, metadata={"help": help, "metavar": metavar})
 
 
@@ -164,6 +165,8 @@ def _parse(kind: type, raw: Any) -> Any:
 
 
 def _parse_list(raw: Any) -> tuple[str, ...]:
+    if isinstance(raw, dict):
+        raw = [f"{key}={value}" for key, value in raw.items()]
     if isinstance(raw, str):
         return tuple(part.strip() for part in raw.split(",") if part.strip())
     if isinstance(raw, list | tuple) and all(isinstance(part, str) for part in raw):

@@ -33,6 +33,7 @@ from kvdir.rpc.event_codec import (
     encode_evict_result,
     encode_heartbeat,
     encode_hello,
+    encode_sketch,
 )
 from kvdir.rpc.lookup_codec import check_version
 from kvdir.v1 import events_pb2
@@ -80,6 +81,7 @@ class PublishCounters:
     events: int = 0
     heartbeats: int = 0
     snapshots: int = 0
+    sketches: int = 0
     lost_events: int = 0
     evicted_blocks: int = 0
     state: StreamState | None = None
@@ -125,6 +127,7 @@ class PublishCall:
         self._linger_s = linger_s
         self._asked: deque[events_pb2.PublishRequest] = deque()
         self._snapshot_id = 0
+        self._sketch_request: events_pb2.SketchRequest | None = None
         self._chunks: Iterator[SnapshotChunk] | None = None
         self._heartbeat_s = 1.0
         self._ended = False
@@ -213,6 +216,8 @@ class PublishCall:
                     self._say_unavailable()
             case "snapshot_request":
                 self._snapshot_id = response.snapshot_request.snapshot_id
+            case "sketch_request":
+                self._sketch_request = response.sketch_request
             case "fenced":
                 self.fenced = response.fenced.reason or "fenced"
             case "evict_request" if response.evict_request.epoch == self._epoch:
@@ -252,7 +257,7 @@ class PublishCall:
             elif clock() >= due_s:
                 due_s = clock() + self._heartbeat_s
                 await self._write_heartbeat()
-            elif not (await self._write_chunk() or await self._write_batch()):
+            elif not (await self._write_chunk() or await self._write_sketch() or await self._write_batch()):
                 await self._idle(due_s - clock())
 
     async def _write_heartbeat(self) -> None:
@@ -278,6 +283,20 @@ class PublishCall:
         if chunk.last:
             self._chunks = None
         await self._call.write(encode_chunk(self._epoch, chunk))
+        return True
+
+    async def _write_sketch(self) -> bool:
+        """As soon as every event was sent, so that both ends stand at the same number; the newest request counts."""
+        request = self._sketch_request
+        if request is None or not self._sender.caught_up:
+            return False
+        self._sketch_request = None
+        parts = frozenset((part.namespace_digest, int(part.tier)) for part in request.parts)
+        statement = self._sender.sketch(request.request_id, cells=request.cells, parts=parts)
+        if statement is None:
+            return False  # unknown here at the moment; the coordinator's deadline passes, and it asks for a snapshot
+        self._counters.sketches += 1
+        await self._call.write(encode_sketch(self._epoch, statement))
         return True
 
     async def _write_batch(self) -> bool:

@@ -67,6 +67,7 @@ class PublisherStats:
     events: int
     heartbeats: int
     snapshots: int
+    sketches: int
     replays: int
     lost_events: int
     skipped_events: int
@@ -153,6 +154,7 @@ class Publisher:
             events=counters.events,
             heartbeats=counters.heartbeats,
             snapshots=counters.snapshots,
+            sketches=counters.sketches,
             replays=sender.replays,
             lost_events=counters.lost_events,
             skipped_events=sender.skipped_events,

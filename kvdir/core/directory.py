@@ -13,21 +13,32 @@ Does not: read a clock, talk to anybody, decide who may ask. Events are applied 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvdir.core.answer import Lookup
-from kvdir.core.effects import Effect, Fence, RequestReplay, RequestSnapshot, SnapshotApplied, StateChanged
+from kvdir.core.effects import (
+    Effect,
+    Fence,
+    RequestReplay,
+    RequestSnapshot,
+    SketchApplied,
+    SnapshotApplied,
+    StateChanged,
+)
 from kvdir.core.event import Event, Heartbeat, SnapshotChunk
-from kvdir.core.feedback import Feedback, StaleReport, compare_counts, take_feedback
+from kvdir.core.feedback import Feedback, StaleReport, take_feedback
 from kvdir.core.holders import HolderTable
 from kvdir.core.ingest import Ingest
 from kvdir.core.lookup import Answers
 from kvdir.core.namespaces import Announced, NamespaceTable
 from kvdir.core.node import Node, Stream
 from kvdir.core.orphans import Orphanage
-from kvdir.core.repair import Ask, RepairPolicy
+from kvdir.core.reconcile import Reconciler
+from kvdir.core.repair import Ask, RepairPolicy, new_tallies
+from kvdir.core.sketches import SKETCH_CELLS, SketchStatement
 from kvdir.core.snapshot import Intake, SnapshotIntake
 from kvdir.core.story import Kind, Story
 from kvdir.core.stream import StreamCursor
@@ -52,7 +63,9 @@ class Limits:
     max_fingerprints: int = 65_536
     max_streams: int = 4_096
     max_namespaces: int = 1_024
+    max_sketches: int = 32
     max_snapshots: int = 4
+    sketch_cells: int = SKETCH_CELLS
     sweep_blocks: int = 65_536
     repair: RepairPolicy = field(default_factory=RepairPolicy)
 
@@ -115,6 +128,8 @@ class Directory:
         self.namespaces = NamespaceTable(limit=self.limits.max_namespaces)
         self.holders: HolderTable[Stream] = HolderTable(index, new_sketch)
         self.ingest = Ingest(index, self.holders, self.namespaces)
+        self.reconciler = Reconciler(self.ingest, cells=self.limits.sketch_cells, wait_s=2 * self.limits.repair.idle_s)
+        self.repairs = new_tallies()
         self.counters = Counters()
         self.warming = True
         self.partial = False
@@ -144,14 +159,14 @@ class Directory:
         if stream is None or stream.epoch != hello.epoch:
             if stream is not None:
                 self._fence(node, stream, hello.epoch, _fence_words(hello.node, hello.epoch), now_s)
-            cursor = StreamCursor(self.limits.repair, now_s=now_s)
+            cursor = StreamCursor(self.limits.repair, now_s=now_s, tallies=self.repairs)
             stream = node.stream = Stream(hello.node, hello.epoch, cursor)
             self.story.note(now_s, hello.node, hello.epoch, Kind.REGISTERED, f"at {hello.peer_address or '?'}")
         self._discard_fresh(stream)
         self._speaks(stream)
         refused = self.announce(stream, hello)
         self._connections += 1
-        stream.connection = self._connections
+        stream.connection, stream.opened_s, stream.compared = self._connections, now_s, False
         return Welcomed(stream, stream.connection, stream.cursor.open(hello.last_seq, now_s=now_s), refused)
 
     def announce(self, stream: Stream, hello: Hello) -> tuple[str, ...]:
@@ -173,6 +188,8 @@ class Directory:
         if first_seq < 1 or not self._speaks(stream):
             self.ingest.rejected["fenced" if stream.fenced else "bad-sequence"] += len(events)
             return
+        if stream.cursor.repairing(Ask.REPLAY):
+            self.repairs[Ask.REPLAY].bytes += sum(event.size_bytes for event in events)
         skip = stream.cursor.batch(first_seq, len(events), now_s=now_s)
         self.story.batch(now_s, stream.node, stream.epoch, first_seq, events, skip)
         apply = self.ingest.apply
@@ -186,13 +203,18 @@ class Directory:
         stream.cursor.heartbeat(heartbeat.last_seq, now_s=now_s)
         stream.figures, stream.heartbeat_s = heartbeat.figures, now_s
         stream.dropped_events = heartbeat.dropped_events
-        if heartbeat.figures.counts is not None:
-            stream.owner_counts = {(count.namespace_digest, count.tier): count for count in heartbeat.figures.counts}
-            stream.owner_counts_seq = heartbeat.last_seq
-        compare_counts(stream, heartbeat, now_s=now_s)
+        self.reconciler.compare(stream, heartbeat, now_s=now_s)
+
+    def sketch(self, stream: Stream, statement: SketchStatement, *, now_s: float) -> None:
+        """The answer to a request for a sketch; one that nobody asked for changes nothing."""
+        if not self._speaks(stream):
+            return
+        blocks = self.reconciler.take(stream, statement, now_s=now_s)
+        if blocks is not None:
+            self._effects.append(SketchApplied(stream.node, stream.epoch, statement.request_id, blocks))
 
     def replay_unavailable(self, stream: Stream, *, now_s: float) -> None:
-        """The owner's ring begins after what we need: the next tick asks for a snapshot."""
+        """The owner's ring begins after what we need: the next tick asks for a sketch or a snapshot."""
         if self._speaks(stream):
             stream.cursor.replay_unavailable(now_s=now_s)
 
@@ -208,6 +230,7 @@ class Directory:
                 self._refuse_snapshot(stream, now_s)
             case verdict:
                 stream.cursor.snapshot_progress(now_s=now_s)
+                self.repairs[Ask.SNAPSHOT].bytes += sum(entry.size_bytes for entry in chunk.entries)
                 if not all(self.ingest.fill(stream, entry, now_s) for entry in chunk.entries):
                     self._refuse_snapshot(stream, now_s)
                 elif verdict is Intake.COMPLETE:
@@ -276,10 +299,12 @@ class Directory:
     def tick(self, *, now_s: float) -> list[Effect]:
         """Deadlines, staleness, repair, clean-up. Call it every 20 to 100 ms; returns everything to do since the last call."""
         busy = [node for node in self.nodes.values() if node.stream is not None and not self._quiet(node.stream, now_s)]
-        snapshots = sum(node.stream.cursor.repairing_snapshot for node in busy if node.stream is not None)
+        if len(busy) > self.limits.max_snapshots:
+            busy.sort(key=_need, reverse=True)
+        running = Counter(node.stream.cursor.running for node in busy if node.stream is not None)
         for node in busy:
             assert node.stream is not None
-            snapshots += self._attend(node, node.stream, now_s, may_snapshot=snapshots < self.limits.max_snapshots)
+            running[self._attend(node, node.stream, now_s, running)] += 1
         for node in self.orphans.tick(self.nodes, now_s=now_s):
             self._forget(node, now_s)
         if self.warming or self.partial:
@@ -333,6 +358,7 @@ class Directory:
         self.holders.touch()
         stream.intake, stream.restored = None, False
         stream.recent.forget(intake.at_seq)
+        stream.unconfirmed_blocks = 0
         stream.cursor.snapshot_done(intake.at_seq, now_s=now_s)
         self.counters.snapshots_applied += 1
         self._effects.append(SnapshotApplied(stream.node, stream.epoch, intake.snapshot_id, intake.blocks))
@@ -347,10 +373,15 @@ class Directory:
             and now_s - cursor.last_heard_s <= self.limits.stale_after_s
         )
 
-    def _attend(self, node: Node, stream: Stream, now_s: float, *, may_snapshot: bool) -> bool:
-        """Deadlines of one stream. True if a snapshot was asked for."""
+    def _attend(self, node: Node, stream: Stream, now_s: float, running: Mapping[Ask | None, int]) -> Ask | None:
+        """Deadlines of one stream. Returns what was asked for; `running` says how many of each kind are under way."""
         cursor = stream.cursor
-        ask = cursor.tick(now_s=now_s, stale_after_s=self.limits.stale_after_s, may_snapshot=may_snapshot)
+        ask = cursor.tick(
+            now_s=now_s,
+            stale_after_s=self.limits.stale_after_s,
+            may_snapshot=running[Ask.SNAPSHOT] < self.limits.max_snapshots,
+            sketch=self.reconciler.chance(stream, room=running[Ask.SKETCH] < self.limits.max_sketches, now_s=now_s),
+        )
         if stream.intake is not None and (ask is not None or not cursor.repairing_snapshot):
             self._discard_fresh(stream)
         if ask is not None:
@@ -359,12 +390,15 @@ class Directory:
         if stream.reported is not cursor.state:
             self._effects.append(StateChanged(node.name, stream.epoch, stream.reported, cursor.state, cursor.reason))
             stream.reported = cursor.state
-        return ask is Ask.SNAPSHOT
+        return ask
 
     def _ask(self, stream: Stream, ask: Ask) -> None:
         if ask is Ask.REPLAY:
             cursor = stream.cursor
             self._effects.append(RequestReplay(stream.node, stream.epoch, cursor.next_seq, cursor.top_seq))
+            return
+        if ask is Ask.SKETCH:
+            self._effects.append(self.reconciler.ask(stream))
             return
         self._snapshots += 1
         stream.intake = SnapshotIntake(self._snapshots)
@@ -412,6 +446,14 @@ class Directory:
         if self.warming:
             self.warming = age_s < self.limits.warm_limit_s and (age_s < self.limits.warm_up_s or not restated)
         self.partial = not self.warming and not all(s.cursor.restated or s.fenced for s in live)
+
+
+def _need(node: Node) -> tuple[int, float]:
+    """Who is served first when not all can be: the most blocks, by the owner's own count; then whoever spoke last."""
+    stream = node.stream
+    if stream is None:
+        return (0, 0.0)
+    return (sum(count.blocks for count in stream.owner_counts.values()), stream.cursor.last_event_s)
 
 
 def _fence_words(node: str, newer_epoch: int) -> str:

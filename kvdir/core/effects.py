@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvdir.core.event import EvictRequest
-from kvdir.core.event import EvictRequest
 from kvdir.location import StreamState
 
 

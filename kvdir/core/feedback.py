@@ -2,7 +2,7 @@
 
 Rules: feedback of another epoch than the current one, or older than a store that was heard since, changes nothing. What is
 accepted removes the hint at once, and puts the figure in doubt: the reader is not the owner. The doubt ends when the
-owner's own count, at or after the sequence at which it said "absent", agrees; if it disagrees, a snapshot is asked for.
+owner's own figures agree with ours (reconcile.py); if they disagree, the owner is asked, and what was removed wrongly returns.
 """
 
 from __future__ import annotations
@@ -10,16 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvdir.core.event import Heartbeat
 from kvdir.core.node import Stream
 from kvdir.fingerprint import Fingerprints
-from kvdir.location import StreamState, Tier
 
 if TYPE_CHECKING:
     from kvdir.index import BlockIndex
-
-
-_TIERS = frozenset(int(tier) for tier in Tier)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,20 +65,3 @@ def take_feedback(index: BlockIndex, stream: Stream | None, report: StaleReport,
         holder.doubt = "blocks were removed on a reader's word, the owner's count is due"
         holder.doubt_seq = max(holder.doubt_seq, report.owner_seq)
     return Feedback(removed)
-
-
-def compare_counts(stream: Stream, heartbeat: Heartbeat, *, now_s: float) -> None:
-    """Holds the owner's absolute counts against ours, if both stand at the same sequence number."""
-    cursor, counts = stream.cursor, heartbeat.figures.counts
-    if counts is None or cursor.state is not StreamState.SYNCED or cursor.applied_seq != heartbeat.last_seq:
-        return
-    stated = {(count.namespace_digest, count.tier): count.blocks for count in counts if count.tier in _TIERS}
-    for key in stated.keys() | stream.holders.keys():
-        holder, blocks = stream.holders.get(key), stated.get(key, 0)
-        held = holder.blocks if holder else 0
-        if held != blocks and key[0] in stream.namespaces:
-            cursor.damage(f"the owner counts {blocks} blocks where the directory has {held}", now_s=now_s)
-            return
-    for holder in stream.holders.values():
-        if holder.doubt_seq <= heartbeat.last_seq:
-            holder.doubt = ""

@@ -62,7 +62,6 @@ class Stream:
     compared: it has stated figures of its own. suspects: where those differed at the last comparison. sketchable: it states
     digests. sketch_*: of the last request. unconfirmed_blocks: stored since the owner's sum was last equal to ours.
     met_s: when a reader last met its owner. restored: its holders come from a checkpoint and are hints.
-    met_s: when a reader last met its owner. restored: its holders come from a checkpoint and are hints.
     """
 
     node: str
@@ -88,8 +87,6 @@ class Stream:
     unconfirmed_blocks: int = 0
     dropped_events: int = 0
     hidden: bool = False
-    met_s: float = float("-inf")
-    restored: bool = False
     met_s: float = float("-inf")
     restored: bool = False
     reported: StreamState | None = None

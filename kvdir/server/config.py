@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from kvdir.config import setting
 from kvdir.core.directory import Limits
+from kvdir.core.quota import Quota, parse_quota
+from kvdir.core.quota_keeper import QuotaPolicy
 from kvdir.core.repair import RepairPolicy
 from kvdir.errors import ConfigError
 
@@ -34,7 +36,20 @@ class CoordinatorConfig:
     credit_events: int = setting(8_192, "Events an agent may have under way without an acknowledgement.")
     stale_after_s: float = setting(5.0, "A node not heard for so long is flagged stale, and its figures untrusted.")
     expire_after_s: float = setting(60.0, "A node not heard for so long is left out of lookups.")
-    forget_after_s: float = setting(600.0, "A node not heard for so long is forgotten, with its blocks.")
+    forget_after_s: float = setting(600.0, "A node not heard for so long is an orphan: its blocks may be forgotten.")
+    forget_enforce: bool = setting(False, "Forget orphans; without it `kvdir quota` only says which ones would go.")
+    quota: tuple[str, ...] = setting(
+        (),
+        "Most bytes of a tenant (none, salt:<digest>) or namespace (namespace:<hex>) in all agents together; in TOML a table.",
+        metavar="SUBJECT=SIZE",
+    )
+    quota_enforce: bool = setting(False, "Evict what is beyond a quota; without it `kvdir quota` only says what would go.")
+    quota_interval_s: float = setting(5.0, "How often totals are held against quotas.")
+    quota_max_blocks: int = setting(4_096, "Blocks evicted for one quota in one interval, over all nodes.")
+    checkpoint: str = setting(
+        "", "File that keeps the directory over a restart, as hints; empty: none is kept.", metavar="FILE"
+    )
+    checkpoint_every_s: float = setting(60.0, "How often the checkpoint is written, beside at the end.")
     replay_idle_s: float = setting(1.0, "A replay or snapshot without progress for so long has failed.")
     warm_limit_s: float = setting(30.0, "Longest time that /readyz says warming while nodes restate what they hold.")
     max_deadline_s: float = setting(10.0, "Longest time one call may take, whatever its client asks for.")
@@ -64,6 +79,14 @@ class CoordinatorConfig:
         for field in ("max_fingerprints", "max_streams", "max_namespaces", "max_snapshots", "credit_events", "max_deadline_s"):
             if getattr(self, field) <= 0:
                 out.append(f"{field}: must be above 0")
+        for field in ("quota_interval_s", "quota_max_blocks", "checkpoint_every_s"):
+            if getattr(self, field) <= 0:
+                out.append(f"{field}: must be above 0")
+        for text in self.quota:
+            try:
+                parse_quota(text)
+            except ValueError as error:
+                out.append(f"quota: {error}")
         if self.log_level not in LOG_LEVELS:
             out.append(f"log_level: {self.log_level!r} is not one of {', '.join(LOG_LEVELS)}")
         return out
@@ -74,6 +97,7 @@ class CoordinatorConfig:
             stale_after_s=self.stale_after_s,
             expire_after_s=self.expire_after_s,
             forget_after_s=self.forget_after_s,
+            forget=self.forget_enforce,
             warm_up_s=min(2 * self.heartbeat_interval_ms / 1000, self.warm_limit_s),
             warm_limit_s=self.warm_limit_s,
             max_fingerprints=self.max_fingerprints,
@@ -81,6 +105,13 @@ class CoordinatorConfig:
             max_namespaces=self.max_namespaces,
             max_snapshots=self.max_snapshots,
             repair=RepairPolicy(idle_s=self.replay_idle_s),
+        )
+
+    def quotas(self) -> QuotaPolicy:
+        """The part the quota keeper needs."""
+        quotas: tuple[Quota, ...] = tuple(parse_quota(text) for text in self.quota)
+        return QuotaPolicy(
+            quotas=quotas, enforce=self.quota_enforce, interval_s=self.quota_interval_s, max_blocks=self.quota_max_blocks
         )
 
 

@@ -12,12 +12,26 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from kvdir.core.directory import Directory
-from kvdir.core.effects import Effect, Fence, RequestReplay, RequestSnapshot, SnapshotApplied, StateChanged
+from kvdir.core.effects import (
+    AskEvict,
+    Effect,
+    Fence,
+    RequestReplay,
+    RequestSketch,
+    RequestSnapshot,
+    SketchApplied,
+    SnapshotApplied,
+    StateChanged,
+)
+from kvdir.core.event import EvictResult
 from kvdir.core.inspect import status_view
+from kvdir.core.node import Stream
+from kvdir.core.quota_keeper import QuotaKeeper
 from kvdir.core.views import StatusView
 from kvdir.location import StreamState
 from kvdir.obs.logs import say
 from kvdir.obs.metrics import CoordinatorMetrics
+from kvdir.rpc.event_codec import encode_evict_request, encode_sketch_request
 from kvdir.server.config import CoordinatorConfig
 from kvdir.server.connections import Connections
 from kvdir.v1 import events_pb2
@@ -38,6 +52,7 @@ class Coordinator:
         self.name = name
         self.version = version
         self.draining = False
+        self.quotas = QuotaKeeper(config.quotas())
         self._waiters: defaultdict[str, list[asyncio.Future[None]]] = defaultdict(list)
 
     def now_s(self) -> float:
@@ -48,14 +63,23 @@ class Coordinator:
 
     def tick(self) -> None:
         """Time has passed: repair, staleness, acknowledgements."""
-        self.execute(self.directory.tick(now_s=self.now_s()))
+        now_s = self.now_s()
+        self.execute(self.directory.tick(now_s=now_s))
+        self.execute(self.quotas.tick(self.directory, now_s=now_s))
         for connection in self.connections:
             connection.flush()
 
     def execute(self, effects: Iterable[Effect]) -> None:
         """Does what the core wants done. What cannot be delivered is dropped: the core's deadlines cover it."""
         for effect in effects:
+            self.directory.story.effect(self.now_s(), effect)
             match effect:
+                case AskEvict(node, epoch, request):
+                    digest = request.namespace_digest.hex()[:16]
+                    say(log, logging.WARNING, "eviction", node=node, namespace=digest, max_blocks=request.max_blocks)
+                    connection = self.connections.get(node, epoch)
+                    if connection is not None:
+                        connection.say(encode_evict_request(epoch, request))
                 case StateChanged():
                     level = logging.INFO if effect.after is StreamState.SYNCED else logging.WARNING
                     say(
@@ -67,15 +91,22 @@ class Coordinator:
                     for waiter in self._waiters.pop(effect.node, ()):
                         if not waiter.done():
                             waiter.set_result(None)
+                case SketchApplied():
+                    say(log, logging.INFO, "sketch applied", node=effect.node, differed=effect.blocks)
                 case Fence():
                     say(log, logging.WARNING, "fenced", node=effect.node, epoch=f"{effect.epoch:016x}", reason=effect.reason)
                     connection = self.connections.get(effect.node, effect.epoch)
                     if connection is not None:
                         connection.end(fenced_response(effect.epoch, effect.newer_epoch, effect.reason))
-                case RequestReplay() | RequestSnapshot():
+                case RequestReplay() | RequestSketch() | RequestSnapshot():
                     connection = self.connections.get(effect.node, effect.epoch)
                     if connection is not None:
                         connection.say(_request(effect))
+
+    def evicted(self, stream: Stream, result: EvictResult) -> None:
+        """An owner did what a quota asked."""
+        self.quotas.answered(stream, result)
+        self.directory.story.evicted(self.now_s(), stream.node, stream.epoch, result)
 
     async def wait_snapshot(self, node: str, *, timeout_s: float) -> bool:
         """Until the next snapshot of the node was applied; False at the deadline."""
@@ -102,11 +133,13 @@ def fenced_response(epoch: int, newer_epoch: int, reason: str) -> events_pb2.Pub
     return events_pb2.PublishResponse(fenced=events_pb2.Fenced(epoch=epoch, newer_epoch=newer_epoch, reason=reason))
 
 
-def _request(effect: RequestReplay | RequestSnapshot) -> events_pb2.PublishResponse:
+def _request(effect: RequestReplay | RequestSketch | RequestSnapshot) -> events_pb2.PublishResponse:
     if isinstance(effect, RequestReplay):
         return events_pb2.PublishResponse(
             replay_request=events_pb2.ReplayRequest(first_seq=effect.first_seq, last_seq=effect.last_seq)
         )
+    if isinstance(effect, RequestSketch):
+        return encode_sketch_request(effect)
     return events_pb2.PublishResponse(
         snapshot_request=events_pb2.SnapshotRequest(snapshot_id=effect.snapshot_id, reason=effect.reason)
     )

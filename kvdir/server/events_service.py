@@ -12,7 +12,15 @@ from kvdir.core.directory import Refused
 from kvdir.errors import DeadlineExceeded, Overloaded, RemoteProtocolError, Unavailable
 from kvdir.location import PROTOCOL_VERSION
 from kvdir.obs.logs import say
-from kvdir.rpc.event_codec import decode_chunk, decode_events, decode_heartbeat, decode_hello, decode_stale_report
+from kvdir.rpc.event_codec import (
+    decode_chunk,
+    decode_events,
+    decode_evict_result,
+    decode_heartbeat,
+    decode_hello,
+    decode_sketch,
+    decode_stale_report,
+)
 from kvdir.rpc.lookup_codec import check_version
 from kvdir.server.connections import Connection
 from kvdir.server.coordinator import Coordinator, fenced_response
@@ -112,8 +120,12 @@ class EventsService(events_pb2_grpc.EventsServicer):
                 directory.heartbeat(stream, decode_heartbeat(message), now_s=now_s)
             elif kind == "snapshot":
                 directory.snapshot_chunk(stream, decode_chunk(message), now_s=now_s)
+            elif kind == "sketch":
+                directory.sketch(stream, decode_sketch(message), now_s=now_s)
             elif kind == "replay_unavailable":
                 directory.replay_unavailable(stream, now_s=now_s)
+            elif kind == "evict_result":
+                coordinator.evicted(stream, decode_evict_result(message))
             elif kind == "hello":
                 _log_refused(stream.node, directory.announce(stream, decode_hello(message)))
             elif kind == "goodbye":

@@ -16,7 +16,9 @@ from typing import Self
 from kvdir.client.publisher import Backoff, Publisher, PublisherIdentity
 from kvdir.core.event import Event, EvictRequest, EvictResult, HeartbeatFigures, OwnerCount
 from kvdir.core.outbox import OwnerOutbox
+from kvdir.core.sketches import OwnerSketches
 from kvdir.fingerprint import Fingerprints
+from kvdir.index import Sketch
 from kvdir.location import StreamState, Tier
 from kvdir.namespace import Namespace, StateGroup
 from kvdir.testing.wait import eventually
@@ -56,7 +58,7 @@ class FakeNode:
         self.namespace = namespace
         self.digest = namespace.digest
         self.epoch = epoch or secrets.randbits(64) | 1
-        self.outbox = outbox or OwnerOutbox()
+        self.outbox = outbox or OwnerOutbox(sketches=OwnerSketches(Sketch))
         self.held: dict[Tier, set[bytes]] = {tier: set() for tier in Tier}
         self.fenced = ""
         self.evictions: list[EvictRequest] = []
@@ -77,13 +79,11 @@ class FakeNode:
 
     def store(self, fingerprints: Fingerprints, tier: Tier = Tier.CPU) -> None:
         """Holds the blocks, and says so."""
-        self.held[tier] |= set(fingerprints)
-        self.outbox.append(Event.stored(tier, self.digest, fingerprints))
+        self._say(Event.stored(tier, self.digest, fingerprints), self.held[tier] | set(fingerprints))
 
     def remove(self, fingerprints: Fingerprints, tier: Tier = Tier.CPU) -> None:
         """Holds them no more, and says so."""
-        self.held[tier] -= set(fingerprints)
-        self.outbox.append(Event.removed(tier, self.digest, fingerprints))
+        self._say(Event.removed(tier, self.digest, fingerprints), self.held[tier] - set(fingerprints))
 
     @property
     def state(self) -> StreamState | None:
@@ -112,11 +112,24 @@ class FakeNode:
         if isinstance(outcome, Exception):
             raise outcome
 
-    def _snapshot(self) -> tuple[int, Iterable[Event]]:
+    def _say(self, event: Event, held: set[bytes]) -> None:
+        tier = Tier(event.tier)
+        exact = abs(len(held) - len(self.held[tier])) == event.blocks
+        self.held[tier] = held
+        self.outbox.append(event)
+        if not exact:
+            self._restate()  # sketches count; our set is right
+
+    def _restate(self) -> list[Event]:
         entries = [
             Event.stored(tier, self.digest, Fingerprints.of(sorted(blocks))) for tier, blocks in self.held.items() if blocks
         ]
-        return self.outbox.last_seq, entries
+        if self.outbox.sketches is not None:
+            self.outbox.sketches.restate(entries)
+        return entries
+
+    def _snapshot(self) -> tuple[int, Iterable[Event]]:
+        return self.outbox.last_seq, self._restate()
 
     def _heartbeat(self) -> HeartbeatFigures:
         counts = tuple(OwnerCount(self.digest, tier, len(blocks)) for tier, blocks in self.held.items() if blocks)

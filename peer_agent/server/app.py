@@ -21,7 +21,9 @@ import grpc.aio
 
 from kvdir.client.publisher import PublisherIdentity
 from kvdir.core.outbox import OwnerOutbox
+from kvdir.core.sketches import SKETCH_CELLS, OwnerSketches
 from kvdir.errors import ConfigError
+from kvdir.index import Sketch
 from kvdir.obs.http import LoopPulse
 from kvdir.rpc.channel import client_options
 from peer_agent.core.inventory import Inventory
@@ -131,7 +133,9 @@ class Agent:
         self.capacity = capacity_document(plan)
         arena = Arena.create(config.arena_file, plan.size_classes, epoch=self.epoch, prefault=config.prefault)
         self._stack.callback(arena.close)
-        outbox = OwnerOutbox(max_events=config.queue_events, max_bytes=config.ring_bytes)
+        outbox = OwnerOutbox(
+            max_events=config.queue_events, max_bytes=config.ring_bytes, sketches=OwnerSketches(lambda: Sketch(SKETCH_CELLS))
+        )
         self.store = self._build_store(arena, {item.namespace.digest: item.namespace for item in served}, outbox)
         planes = self._build_planes(arena)
         offers = await self._export(planes)

@@ -100,12 +100,17 @@ class Publishing:
         say(log, logging.ERROR, "fenced, publishing stopped", node=self._node, reason=reason, fix=fix)
 
     def _snapshot(self) -> tuple[int, Iterable[Event]]:
-        """Everything visible now, as of the last event: inventory and outbox change in one step, so they agree."""
+        """Everything visible now, as of the last event: inventory and outbox change in one step, so they agree.
+
+        The sketches are made anew from it, so that a fault of theirs ends here too.
+        """
         entries = [
             Event.stored(Tier.CPU, digest, fingerprints)
             for digest in self._store.namespaces
             for fingerprints in self._store.held(digest)
         ]
+        if self._outbox.sketches is not None:
+            self._outbox.sketches.restate(entries)
         return self._outbox.last_seq, entries
 
     def _evict(self, request: EvictRequest) -> EvictResult:
