@@ -1,6 +1,6 @@
 """Native extensions only; everything else is in pyproject.toml.
 
-KVDIR_SANITIZE=1 builds with AddressSanitizer and UBSan, KVDIR_DEBUG=1 without optimisation. Both extensions use the
+NATIVE_SANITIZE=1 builds with AddressSanitizer and UBSan, NATIVE_DEBUG=1 without optimisation. Both extensions use the
 limited API of CPython 3.11, so that one abi3 wheel serves every later version.
 """
 
@@ -11,9 +11,9 @@ from setuptools import Extension, setup
 
 flags = ["-std=c++17", "-O3", "-g0", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-missing-field-initializers"]
 link: list[str] = []
-if os.environ.get("KVDIR_DEBUG"):
+if os.environ.get("NATIVE_DEBUG"):
     flags += ["-O0", "-g"]
-if os.environ.get("KVDIR_SANITIZE"):
+if os.environ.get("NATIVE_SANITIZE"):
     flags += ["-O1", "-g", "-fsanitize=address,undefined", "-fno-omit-frame-pointer"]
     link += ["-fsanitize=address,undefined"]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from kvdir.cli.output import facts, stack, table
@@ -11,21 +11,51 @@ from kvdir.config import show_bytes
 from peer_agent.demo.workload import Tally
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFigures:
+    """What the directory says about a node, and what its agent says itself. state: of the stream; "unknown" without one.
+
+    trusted: whether every one of the directory's figures is.
+    """
+
+    node: str
+    state: str
+    trusted: bool
+    blocks: int
+    bytes: int
+    owner_blocks: int
+    owner_bytes: int
+
+    @property
+    def equal(self) -> bool:
+        return (self.blocks, self.bytes) == (self.owner_blocks, self.owner_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
     """The directory after the last request, once the streams had settled or the wait for that had ended.
 
-    agrees: whether for every node the directory's count of blocks equals the owner's own, as of the same sequence number.
+    untrusted_s, repairs (asked for, by kind): sums over all streams, that of a killed agent included.
     """
 
     streams_synced: int
     streams_total: int
     views_trusted: int
     views_total: int
-    directory_blocks: int
-    owner_blocks: int
-    agrees: bool
+    nodes: tuple[NodeFigures, ...]
+    untrusted_s: float
+    repairs: Mapping[str, int]
     waited_s: float
+
+    @property
+    def equal(self) -> bool:
+        """Every figure of the directory equals the agent's own."""
+        return all(node.equal for node in self.nodes)
+
+    @property
+    def agrees(self) -> bool:
+        """Equal, and said to be so: every node has a stream, synced, with trusted figures only."""
+        return self.equal and all(node.trusted and node.state == "synced" for node in self.nodes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +103,13 @@ def document(run: Run, tally: Tally, settled: Settled) -> dict[str, Any]:
         "streams_total": settled.streams_total,
         "views_trusted": settled.views_trusted,
         "views_total": settled.views_total,
-        "directory_blocks": settled.directory_blocks,
-        "owner_blocks": settled.owner_blocks,
+        "directory_blocks": sum(node.blocks for node in settled.nodes),
+        "owner_blocks": sum(node.owner_blocks for node in settled.nodes),
         "directory_agrees": settled.agrees,
+        "views_equal_owner_counts": settled.equal,
+        "untrusted_seconds": round(settled.untrusted_s, 3),
+        "repairs": dict(settled.repairs),
+        "streams": [{**asdict(node), "equal": node.equal} for node in settled.nodes],
         "settle_s": round(settled.waited_s, 3),
         "nodes": run.nodes,
         "block_bytes": run.block_bytes,
@@ -108,16 +142,32 @@ def view(figures: dict[str, Any]) -> object:
         ("failed requests", f"{figures['failed_requests']:,}"),
         ("streams synced", f"{figures['streams_synced']} of {figures['streams_total']} after {figures['settle_s']:.1f} s"),
         ("figures trusted", f"{figures['views_trusted']} of {figures['views_total']}"),
-        ("directory", _agreement(figures)),
+        ("untrusted", f"{figures['untrusted_seconds']:.1f} s, summed over the streams"),
+        ("repairs asked for", ", ".join(f"{count:,} {kind}" for kind, count in figures["repairs"].items())),
     ]
     if figures["agent_down_s"] is not None:
         rest.insert(4, ("killed agent was back", f"after {figures['agent_down_s']:.1f} s"))
-    return stack(head, table(["", "blocks #", "share #"], counts), facts(rest))
+    return stack(head, table(["", "blocks #", "share #"], counts), facts(rest), _streams(figures))
 
 
-def _agreement(figures: dict[str, Any]) -> str:
-    both = f"{figures['directory_blocks']:,} blocks, the nodes themselves say {figures['owner_blocks']:,}"
-    return both if figures["directory_agrees"] else f"{both} (not settled in {figures['settle_s']:.0f} s)"
+def _streams(figures: dict[str, Any]) -> object:
+    """The directory's cumulative figures and the agents' own counts, side by side."""
+    rows = [
+        (
+            stream["node"],
+            stream["state"],
+            "yes" if stream["trusted"] else "no",
+            f"{stream['blocks']:,}",
+            f"{stream['owner_blocks']:,}",
+            show_bytes(stream["bytes"]),
+            show_bytes(stream["owner_bytes"]),
+            "yes" if stream["equal"] else "NO",
+        )
+        for stream in figures["streams"]
+    ]
+    heads = ["node", "stream", "trusted", "blocks #", "agent says #", "bytes #", "agent says #", "equal"]
+    caption = "" if figures["directory_agrees"] else f"not settled within {figures['settle_s']:.0f} s"
+    return table(heads, rows, title="the directory's figures beside the agents' own", caption=caption)
 
 
 def ratio(part: int, whole: int) -> float:

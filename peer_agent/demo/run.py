@@ -15,6 +15,7 @@ from typing import Any
 import uvloop
 
 from kvdir.cli.output import CommandFailed
+from kvdir.core.views import NodeView
 from kvdir.testing.routing import Policy, Router
 from kvdir.testing.simulate import trace_namespace
 from kvdir.testing.trace import Request
@@ -23,7 +24,7 @@ from peer_agent.demo import report
 from peer_agent.demo.baseline import WithoutPeers
 from peer_agent.demo.cluster import READY_S, ClusterPlan, DemoCluster, demo_cluster
 from peer_agent.demo.content import Content
-from peer_agent.demo.settle import settle
+from peer_agent.demo.settle import node_view, settle
 from peer_agent.demo.workload import Action, Tally, Workload
 
 REQUESTS_PER_NODE = 2
@@ -61,6 +62,8 @@ class Outage:
         self._kill_at = kill_at
         self._restart: asyncio.Task[None] | None = None
         self.down_s: float | None = None
+        self.ended: list[NodeView] = []
+        """The stream of the killed agent, as it was just before: a new one follows, and counts from 0."""
 
     def actions(self, group: asyncio.TaskGroup) -> dict[int, Action]:
         """For the workload; the restart runs in `group`."""
@@ -70,6 +73,8 @@ class Outage:
         return {self._kill_at: partial(self._kill, group), back_at: self._wait}
 
     async def _kill(self, group: asyncio.TaskGroup) -> None:
+        view = await node_view(self._cluster, self._victim)
+        self.ended += [view] if view else []
         await self._cluster.kill(self._victim)
         self._without_peers.lose(self._victim)
         self._restart = group.create_task(self._start_again(time.monotonic()))
@@ -134,7 +139,7 @@ async def demo(
         outage = Outage(cluster, engines, without_peers, options.kill_at)
         tally = await _serve(cluster, engines, requests, options, outage, without_peers, progress)
         seconds = time.monotonic() - began_s
-        settled = await settle(cluster, within_s=SETTLE_S)
+        settled = await settle(cluster, within_s=SETTLE_S, ended=outage.ended)
     run = report.Run(
         nodes=plan.nodes,
         block_bytes=options.block_bytes,

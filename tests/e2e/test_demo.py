@@ -25,7 +25,7 @@ KEYS = frozenset(
     {
         *("requests", "hit_local", "hit_peer", "recomputed", "stale", "late", "corrupt", "peer_bytes", "failed_requests"),
         *("lookup_p50_us", "lookup_p99_us", "load_p50_us", "load_p99_us", "hit_ratio", "hit_ratio_without_peers"),
-        *("streams_synced", "views_trusted"),
+        *("streams_synced", "views_trusted", "views_equal_owner_counts", "untrusted_seconds", "repairs"),
     }
 )
 SMALL = ["--nodes", "3", "--block-bytes", "8KiB", "--blocks-per-node", "80", "--deadline-s", "20"]
@@ -75,6 +75,7 @@ def test_peers_save_blocks_and_the_directory_agrees_with_its_owners(trace: Path)
     assert document["hit_ratio"] > document["hit_ratio_without_peers"]
     assert 0 < document["peer_bytes"] <= document["hit_peer"] * 8192  # two requests may share one transfer
     assert (document["streams_synced"], document["views_trusted"], document["directory_agrees"]) == (3, 3, True)
+    assert document["views_equal_owner_counts"] is True
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
@@ -86,14 +87,26 @@ def test_bytes_are_right_over_either_plane(trace: Path, transport: str) -> None:
 def test_streams_settle_and_no_byte_is_wrong_when_events_are_lost_and_an_agent_is_killed(trace: Path) -> None:
     document = figures(run("--trace", str(trace), "--output", "json", "--loss", "0.2", "--kill", "--compute-ms", "5", *SMALL))
     assert document["killed"] is True
-    assert document["streams_synced"] == 3
+    assert (document["streams_synced"], document["views_trusted"]) == (3, document["views_total"])
+    assert document["views_equal_owner_counts"] is True
     assert document["directory_agrees"] is True
+    assert all(stream["trusted"] and stream["equal"] for stream in document["streams"])
+    assert document["untrusted_seconds"] > 0
+    assert sum(document["repairs"].values()) > 0
 
 
 def test_table_is_for_people(trace: Path) -> None:
     result = run("--trace", str(trace), "--requests", "10", *SMALL)
     assert result.returncode == 0, result.stderr
-    for expected in ("hit local", "hit peer", "corrupt", "lookup p50 / p99", "without peers"):
+    for expected in (
+        "hit local",
+        "hit peer",
+        "corrupt",
+        "lookup p50 / p99",
+        "without peers",
+        "agent says",
+        "repairs asked for",
+    ):
         assert expected in result.stdout
     assert "\x1b" not in result.stdout
 

@@ -29,7 +29,7 @@ from peer_agent.core.effects import BlockState, LoadStatus
 from peer_agent.demo.baseline import WithoutPeers
 from peer_agent.demo.content import Content
 from peer_agent.demo.processes import Child
-from peer_agent.demo.report import Run, Settled, document, percentile, view
+from peer_agent.demo.report import NodeFigures, Run, Settled, document, percentile, view
 from peer_agent.demo.workload import Tally, Workload
 
 A, B = (bytes(item) for item in fingerprints_of([1, 2]))
@@ -183,6 +183,48 @@ def test_percentile_is_the_nearest_rank(percent: int, expected: int) -> None:
     assert percentile([4], percent) == 4
 
 
+def node_figures(
+    *, blocks: int = 3, owner_blocks: int = 3, trusted: bool = True, state: str = "synced", owner_bytes: int = 0
+) -> NodeFigures:
+    return NodeFigures(
+        node="node-0",
+        state=state,
+        trusted=trusted,
+        blocks=blocks,
+        bytes=blocks * 64,
+        owner_blocks=owner_blocks,
+        owner_bytes=owner_bytes or owner_blocks * 64,
+    )
+
+
+def settled_with(*nodes: NodeFigures) -> Settled:
+    return Settled(
+        streams_synced=len(nodes),
+        streams_total=len(nodes),
+        views_trusted=len(nodes),
+        views_total=len(nodes),
+        nodes=nodes,
+        untrusted_s=0.25,
+        repairs={"replay": 1, "snapshot": 0},
+        waited_s=0.1,
+    )
+
+
+@pytest.mark.parametrize(
+    ("figures", "equal", "agrees"),
+    [
+        (node_figures(), True, True),
+        (node_figures(owner_blocks=4), False, False),
+        (node_figures(owner_bytes=1), False, False),
+        (node_figures(trusted=False), True, False),
+        (node_figures(state="gap"), True, False),
+    ],
+)
+def test_directory_agrees_only_if_figures_are_equal_trusted_and_synced(figures: NodeFigures, equal: bool, agrees: bool) -> None:
+    settled = settled_with(node_figures(), figures)
+    assert (settled.equal, settled.agrees) == (equal, agrees)
+
+
 def test_report_has_the_promised_keys_and_a_table() -> None:
     run = Run(
         nodes=4,
@@ -194,14 +236,15 @@ def test_report_has_the_promised_keys_and_a_table() -> None:
         seconds=1.0,
         hit_ratio_without_peers=0.1,
     )
-    settled = Settled(4, 4, 4, 4, 10, 10, True, 0.1)
+    settled = settled_with(node_figures(blocks=10, owner_blocks=10))
     tally = Tally(
         requests=2, blocks=10, hit_local=1, hit_peer=2, recomputed=7, corrupt=1, wrong=1, lookup_us=[5], load_us=[9, 10]
     )
     figures = document(run, tally, settled)
     promised = (
         "requests hit_local hit_peer recomputed stale late corrupt peer_bytes failed_requests lookup_p50_us lookup_p99_us "
-        "load_p50_us load_p99_us hit_ratio hit_ratio_without_peers streams_synced views_trusted"
+        "load_p50_us load_p99_us hit_ratio hit_ratio_without_peers streams_synced views_trusted "
+        "views_equal_owner_counts untrusted_seconds repairs streams"
     )
     assert set(promised.split()) <= set(figures)
     assert (figures["corrupt"], figures["hit_ratio"], figures["load_p99_us"]) == (2, 0.3, 10)
