@@ -161,13 +161,14 @@ def _streams(figures: dict[str, Any]) -> object:
             f"{stream['owner_blocks']:,}",
             show_bytes(stream["bytes"]),
             show_bytes(stream["owner_bytes"]),
-            "yes" if stream["equal"] else "NO",
         )
         for stream in figures["streams"]
     ]
-    heads = ["node", "stream", "trusted", "blocks #", "agent says #", "bytes #", "agent says #", "equal"]
-    caption = "" if figures["directory_agrees"] else f"not settled within {figures['settle_s']:.0f} s"
-    return table(heads, rows, title="the directory's figures beside the agents' own", caption=caption)
+    heads = ["node", "stream", "trusted", "blocks #", "agent #", "bytes #", "agent #"]
+    unequal = ", ".join(stream["node"] for stream in figures["streams"] if not stream["equal"])
+    verdict = f"not equal: {unequal}" if unequal else "every figure equals the agent's own"
+    waited = "" if figures["directory_agrees"] else f"; not settled within {figures['settle_s']:.0f} s"
+    return table(heads, rows, title="the directory's figures beside the agents' own", caption=verdict + waited)
 
 
 def ratio(part: int, whole: int) -> float:

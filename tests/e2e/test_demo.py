@@ -104,7 +104,7 @@ def test_table_is_for_people(trace: Path) -> None:
         "corrupt",
         "lookup p50 / p99",
         "without peers",
-        "agent says",
+        "equals the agent's own",
         "repairs asked for",
     ):
         assert expected in result.stdout
