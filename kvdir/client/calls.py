@@ -12,12 +12,14 @@ from typing import Any, Generic, TypeVar
 
 from kvdir.core.answer import Lookup, LookupMode
 from kvdir.core.feedback import Feedback, StaleReport
+from kvdir.core.quota_views import QuotasView
 from kvdir.core.views import NodeView, StatusView
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import NodeTrust
 from kvdir.rpc.admin_codec import decode_node, decode_status
 from kvdir.rpc.event_codec import encode_stale_report
 from kvdir.rpc.lookup_codec import check_version, decode_lookup, decode_trust, encode_lookup_request
+from kvdir.rpc.story_codec import StoryAnswer, decode_quotas, decode_story
 from kvdir.v1 import admin_pb2, directory_pb2, events_pb2
 
 AnswerT = TypeVar("AnswerT")
@@ -79,6 +81,23 @@ def reconcile(node: str) -> Call[Reconciled]:
 
     request = admin_pb2.ReconcileRequest(node=node)
     return Call("/kvdir.v1.Admin/Reconcile", request, admin_pb2.ReconcileResponse, read)
+
+
+def story(*, node: str, fingerprint: bytes, max_entries: int) -> Call[StoryAnswer]:
+    def read(response: admin_pb2.StoryResponse) -> StoryAnswer:
+        check_version(response.protocol_version)
+        return decode_story(response, now_s=time.monotonic())
+
+    request = admin_pb2.StoryRequest(node=node, fingerprint=fingerprint, max_entries=max_entries)
+    return Call("/kvdir.v1.Admin/Story", request, admin_pb2.StoryResponse, read)
+
+
+def quotas() -> Call[QuotasView]:
+    def read(response: admin_pb2.QuotasResponse) -> QuotasView:
+        check_version(response.protocol_version)
+        return decode_quotas(response, now_s=time.monotonic())
+
+    return Call("/kvdir.v1.Admin/Quotas", admin_pb2.QuotasRequest(), admin_pb2.QuotasResponse, read)
 
 
 DUMP_METHOD = "/kvdir.v1.Admin/Dump"

@@ -18,12 +18,14 @@ from kvdir.client.addresses import Addresses
 from kvdir.client.calls import Call, Reconciled
 from kvdir.core.answer import Lookup, LookupMode
 from kvdir.core.feedback import Feedback, StaleReport
+from kvdir.core.quota_views import QuotasView
 from kvdir.core.views import DumpPart, NodeView, StatusView
 from kvdir.errors import DeadlineExceeded, KvdirError, Unavailable
 from kvdir.fingerprint import Fingerprints
 from kvdir.rpc.admin_codec import decode_part
 from kvdir.rpc.channel import DEFAULT_MAX_MESSAGE_BYTES, client_options
 from kvdir.rpc.status import from_rpc_error
+from kvdir.rpc.story_codec import StoryAnswer
 from kvdir.v1 import admin_pb2
 
 AnswerT = TypeVar("AnswerT")
@@ -83,6 +85,16 @@ class Client:
     def status(self, *, deadline_s: float | None = None) -> StatusView:
         """One coordinator as a whole."""
         return self._call(calls.status(), deadline_s)
+
+    def story(
+        self, *, node: str = "", fingerprint: bytes = b"", max_entries: int = 0, deadline_s: float | None = None
+    ) -> StoryAnswer:
+        """What touched a node or a block lately, as far as one coordinator remembers."""
+        return self._call(calls.story(node=node, fingerprint=fingerprint, max_entries=max_entries), deadline_s)
+
+    def quotas(self, *, deadline_s: float | None = None) -> QuotasView:
+        """Quotas and orphans as one coordinator sees them."""
+        return self._call(calls.quotas(), deadline_s)
 
     def reconcile(self, node: str, *, deadline_s: float = 10.0) -> Reconciled:
         """Has the node restate what it holds; done is False when that took longer than the deadline."""

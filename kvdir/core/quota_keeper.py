@@ -135,6 +135,8 @@ class QuotaKeeper:
         if watched.over_since_s is None:
             watched.over_since_s = now_s
         waiting = [stream.node for stream in used.streams if stream.heartbeat_s <= watched.over_since_s]
+        if waiting and watched.verdict == "dry-run":
+            return  # what was said then still holds
         if waiting:
             excess = used.figure.value - watched.quota.limit_bytes
             watched.verdict = "settling"

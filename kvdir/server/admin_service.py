@@ -7,14 +7,19 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from kvdir.core.inspect import dump_part, node_views
+from kvdir.core.quota_views import quotas_view
+from kvdir.errors import InvalidInput
 from kvdir.location import PROTOCOL_VERSION
 from kvdir.rpc.admin_codec import encode_node, encode_part, encode_status
 from kvdir.rpc.lookup_codec import encode_trust
+from kvdir.rpc.story_codec import encode_quotas, encode_story
 from kvdir.server.coordinator import Coordinator
 from kvdir.v1 import admin_pb2, admin_pb2_grpc
 
 _CHUNK_BLOCKS = 16_384
 _MAX_CHUNK_BLOCKS = 262_144
+_STORY_ENTRIES = 200
+_MAX_STORY_ENTRIES = 4_096
 _ANSWER_S = 0.1
 """Left of a deadline for the answer to travel in."""
 
@@ -34,6 +39,23 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
     async def Status(self, request: admin_pb2.StatusRequest, context: Any) -> admin_pb2.StatusResponse:
         return encode_status(self._coordinator.status())
+
+    async def Story(self, request: admin_pb2.StoryRequest, context: Any) -> admin_pb2.StoryResponse:
+        if bool(request.node) == bool(request.fingerprint):
+            raise InvalidInput("a story is of a node or of a fingerprint: give one of them")
+        if request.fingerprint and len(request.fingerprint) < 8:
+            raise InvalidInput(f"{len(request.fingerprint)} bytes of a fingerprint: at least its first 8 are needed")
+        now_s, story = self._coordinator.now_s(), self._coordinator.directory.story
+        limit = min(request.max_entries or _STORY_ENTRIES, _MAX_STORY_ENTRIES)
+        if request.node:
+            entries = story.of_node(request.node, max_entries=limit)
+        else:
+            entries = story.of_block(request.fingerprint, max_entries=limit)
+        return encode_story(entries, reaches_back_s=story.reaches_back_s(now_s), now_s=now_s)
+
+    async def Quotas(self, request: admin_pb2.QuotasRequest, context: Any) -> admin_pb2.QuotasResponse:
+        coordinator, now_s = self._coordinator, self._coordinator.now_s()
+        return encode_quotas(quotas_view(coordinator.quotas, coordinator.directory.orphans), now_s=now_s)
 
     async def Dump(self, request: admin_pb2.DumpRequest, context: Any) -> AsyncIterator[admin_pb2.DumpChunk]:
         cursor = 0
