@@ -1,12 +1,13 @@
 """Holds what the owner says in sum against what we hold: proof that both are equal, or the exact difference, applied.
 
-The rule. A statement as of at_seq may be compared with what we hold if, and only if, nothing newer than at_seq was applied
-(top_seq <= at_seq). What we hold is then some mixture of events up to at_seq, in any order, with any of them lost; our
-sketches are of exactly that mixture, because the index feeds them with the changes it really made. So
-- equal counts and digests prove that we hold the owner's set as of at_seq, whatever was lost on the way;
+The rule. What we hold is some mixture of events, in any order (hints beyond a hole came early), with any of them lost; our
+sketches are of exactly that mixture, because the index feeds them with the changes it really made. So, whatever happened before,
+- equal counts and digests prove that we hold the owner's set as of at_seq;
 - the decoded difference leads from what we hold to that set, and afterwards the stream stands restated at at_seq,
   like after a snapshot: everything up to it is a duplicate from now on.
-A sketch is decoded whole before anything is applied, and checked against counts and digests afterwards.
+A statement older than something we applied (at_seq < top_seq) is left alone all the same: it would take us back, and what is
+newer would have to be sent again. It can only be a latecomer of an earlier call; inside one call order is kept, and the
+owner states a sum only when every event before it was sent. A sketch is decoded whole before anything is applied, and checked against counts and digests afterwards.
 
 Does not: decide when to ask (repair.py does), or trust an owner further than its own stream.
 Source: Eppstein, Goodrich, Uyeda, Varghese, "What's the difference?", SIGCOMM 2011. Reasons: docs/adr/0007.
@@ -102,8 +103,8 @@ class Reconciler:
 
     def chance(self, stream: Stream, *, room: bool, now_s: float) -> Chance:
         """Whether a sketch can repair the stream as far as one knows beforehand."""
-        if not stream.holders:
-            return Chance.USELESS  # nothing to compare with: the difference is everything
+        if not stream.holders or stream.restored:
+            return Chance.USELESS  # nothing to compare with: the difference is everything, and a checkpoint has no sketches
         if not stream.compared:
             # What we hold may be right (a checkpoint, an earlier call); the owner's first figures are due at once.
             return Chance.LATER if now_s - stream.opened_s < self._wait_s else Chance.USELESS

@@ -8,11 +8,11 @@ number, so that any figure that claims to be trusted can be held against the tru
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvdir.core.directory import Directory, Hello, Limits, Refused, Welcomed
-from kvdir.core.effects import Effect, Fence, RequestReplay, RequestSnapshot
+from kvdir.core.effects import Effect, Fence, RequestReplay, RequestSketch, RequestSnapshot
 from kvdir.core.event import Batch, Event, Heartbeat, HeartbeatFigures, OwnerCount, SnapshotChunk
 from kvdir.core.feedback import StaleReport
 from kvdir.core.inspect import faults, node_views
@@ -21,6 +21,7 @@ from kvdir.core.node import Stream
 from kvdir.core.outbox import OwnerOutbox
 from kvdir.core.repair import RepairPolicy
 from kvdir.core.sender import StreamSender
+from kvdir.core.sketches import OwnerSketches, SketchPart, SketchStatement
 from kvdir.core.snapshot import snapshot_chunks
 from kvdir.fingerprint import Fingerprints
 from kvdir.index import Sketch, open_index
@@ -35,12 +36,13 @@ NODES = ("a", "b")
 KINDS = ("stored", "stored", "stored", "removed", "removed", "cleared", "unheard")
 MISHAPS = (
     "message vanishes", "reconnect", "late delivery", "owner restarts", "zombie returns", "silence", "snapshot wanted",
-    "coordinator restarts",
+    "coordinator restarts", "sketch damaged", "directory wrong",
 )  # fmt: skip
 LIMITS = Limits(
     stale_after_s=5.0,
     expire_after_s=20.0,
     forget_after_s=100.0,
+    sketch_cells=64,
     repair=RepairPolicy(idle_s=0.5, total_s=5.0, retry_base_s=0.1, retry_max_s=1.0, spacing_s=0.1),
 )
 HEALING_HEARTBEATS = 40
@@ -57,12 +59,32 @@ class Link:
     messages: deque[Any] = field(default_factory=deque)
 
 
+def _new_sketch() -> Sketch:
+    return Sketch(64)
+
+
+def _damaged(statement: SketchStatement, how: int) -> SketchStatement:
+    """Garbage of one kind or another, such as no honest owner sends."""
+    part, *rest = statement.parts
+    kinds: tuple[tuple[SketchPart, ...], ...] = (
+        (replace(part, encoded=part.encoded[:-1] or b"x"),),
+        (replace(part, encoded=Sketch(128).encode()),),
+        (replace(part, blocks=part.blocks + 1),),
+        (replace(part, digest=bytes(15)),),
+        (part, part),
+        (replace(part, encoded=b""),),
+    )
+    return replace(statement, parts=(*kinds[how % 6], *rest))
+
+
 class Owner:
     """One epoch of a node: what it holds, and what it held at every sequence number."""
 
-    def __init__(self, node: str, epoch: int, held: Held, *, ring_events: int) -> None:
+    def __init__(self, node: str, epoch: int, held: Held, *, ring_events: int, sketches: bool) -> None:
         self.node, self.epoch = node, epoch
-        self.outbox = OwnerOutbox(max_events=ring_events)
+        self.outbox = OwnerOutbox(max_events=ring_events, sketches=OwnerSketches(_new_sketch) if sketches else None)
+        self.asked: RequestSketch | None = None
+        self.damages: int | None = None
         self.sender = StreamSender(self.outbox, max_batch_events=2)
         self.link: Link | None = None
         self.held: Held = frozenset()
@@ -71,6 +93,14 @@ class Owner:
             self.change("stored", tier, frozenset(block for block, at in held if at is tier))
 
     def change(self, kind: str, tier: Tier, picks: frozenset[bytes]) -> None:
+        before = self.held
+        self._change(kind, tier, picks)
+        exact = kind == "cleared" or (kind != "unheard" and len(before ^ self.held) == len(picks))
+        if self.outbox.sketches is not None and not exact:
+            self.outbox.sketches.restate(self._entries())
+        self.truth.append(self.held)
+
+    def _change(self, kind: str, tier: Tier, picks: frozenset[bytes]) -> None:
         chosen, packed = frozenset((pick, tier) for pick in picks), Fingerprints.of(sorted(picks))
         match kind:
             case "stored":
@@ -85,14 +115,27 @@ class Owner:
             case "unheard":  # the owner's own queue lost the event
                 self.held ^= chosen
                 self.outbox.lose()
-        self.truth.append(self.held)
 
-    def snapshot(self, snapshot_id: int) -> list[SnapshotChunk]:
-        entries = [
+    def _entries(self) -> list[Event]:
+        return [
             Event.stored(tier, DIGEST, Fingerprints.of(blocks))
             for tier in TIERS
             if (blocks := [block for block, at in self.held if at is tier])
         ]
+
+    def sketch(self) -> list[SketchStatement]:
+        """The answer that is due, if every event was sent."""
+        request = self.asked
+        if request is None or not self.sender.caught_up:
+            return []
+        self.asked = None
+        statement = self.sender.sketch(request.request_id, cells=request.cells, parts=request.parts)
+        if statement and statement.parts and self.damages is not None:
+            statement, self.damages = _damaged(statement, self.damages), None
+        return [statement] if statement else []
+
+    def snapshot(self, snapshot_id: int) -> list[SnapshotChunk]:
+        entries = self._entries()
         self.sender.snapshot_taken(self.outbox.last_seq)
         return list(snapshot_chunks(snapshot_id, self.outbox.last_seq, entries, max_blocks=1))
 
@@ -104,7 +147,8 @@ class Owner:
 class World:
     """Two nodes, a network and a coordinator, moved by hand."""
 
-    def __init__(self, ring_events: int) -> None:
+    def __init__(self, ring_events: int, *, sketches: bool = True) -> None:
+        self.sketches = sketches
         self.now_s = 1000.0
         self.epochs = 0
         self.ring_events = ring_events
@@ -113,6 +157,7 @@ class World:
         self.zombies: list[Owner] = []
         self.ghosts: list[Link] = []
         self.reports: list[StaleReport] = []
+        self.wrong: set[str] = set()
         for owner in self.owners.values():
             self._connect(owner)
 
@@ -126,8 +171,10 @@ class World:
             batch = owner.sender.next_batch()
             if batch is not None and not drop:
                 link.messages.append(batch)
+        link.messages.extend(owner.sketch())
         if heartbeat:
-            link.messages.append(owner.sender.heartbeat(owner.figures(counted=counted)))
+            said = owner.sender.heartbeat(owner.figures(counted=counted))
+            link.messages.append(said if counted else replace(said, figures=HeartbeatFigures()))
 
     def deliver(self, node: str, count: int, *, twice: bool = False) -> None:
         link = self.owners[node].link
@@ -171,6 +218,7 @@ class World:
             case "owner restarts":
                 self._cut(owner)
                 self.zombies.append(owner)
+                self.wrong.discard(node)
                 self.owners[node] = self._new_owner(node, owner.held if pick % 2 else frozenset())
                 self._connect(self.owners[node])
             case "zombie returns":  # an old process was only asleep
@@ -179,6 +227,11 @@ class World:
                     assert isinstance(self._hello(known[pick % len(known)]), Refused)
             case "silence":
                 self.tick(25.0 if pick % 2 else 6.0, lose_requests=True)
+            case "sketch damaged":
+                owner.damages = pick
+            case "directory wrong":  # a bug, a bit: nothing was lost, and what is held is not what was said
+                if node in self.directory.nodes and self.sketches:
+                    self.corrupt(node, [UNIVERSE[pick % len(UNIVERSE)]])
             case "snapshot wanted":
                 if node in self.directory.nodes:
                     self.directory.want_snapshot(node)
@@ -186,7 +239,22 @@ class World:
                 for each in self.owners.values():
                     each.link = None
                 self.ghosts.clear()
+                self.wrong.clear()
                 self.directory = self._new_directory()
+
+    def corrupt(self, node: str, blocks: list[bytes], tier: Tier = Tier.CPU) -> None:
+        """The directory gains, or loses, blocks for no reason."""
+        stream = self.directory.nodes[node].stream
+        holder = stream.holders.get((DIGEST, tier)) if stream else None
+        if holder is None:
+            return
+        self.wrong.add(node)
+        packed, index, scope = b"".join(blocks), self.directory.index, holder.namespace.scope
+        lost = index.remove(packed, 8, scope=scope, holder=holder.number, sketch=holder.sketch)
+        if lost:
+            holder.blocks -= lost
+        else:
+            holder.blocks += index.store(packed, 8, scope=scope, holder=holder.number, now_s=0, sketch=holder.sketch)
 
     def heal(self) -> None:
         """The network works again: everything is true within HEALING_HEARTBEATS, half a second apart."""
@@ -197,6 +265,7 @@ class World:
                 self.send(owner.node, [False] * 100, heartbeat=True)
                 self.deliver(owner.node, len(link.messages))
             self.tick(0.5)
+            self.wrong -= {owner.node for owner in self.owners.values() if self._proved(owner)}
             if all(self._healed(owner) for owner in self.owners.values()):
                 break
         self.check()
@@ -218,7 +287,7 @@ class World:
             assert trust.epoch not in self._fences(trust.node)
         for view in node_views(self.directory, now_s=self.now_s):
             owner = self._epoch_of(view.trust.node, view.trust.epoch)
-            if owner is None or view.trust.state is StreamState.FENCED:
+            if owner is None or view.trust.state is StreamState.FENCED or view.trust.node in self.wrong:
                 continue
             truth = owner.truth[view.last_seq] if view.last_seq < len(owner.truth) else frozenset()
             for holding in view.holdings:
@@ -230,11 +299,11 @@ class World:
     # -- plumbing --------------------------------------------------------------------------------------------------------
 
     def _new_directory(self) -> Directory:
-        return Directory(open_index(seed=1), lambda: Sketch(64), LIMITS, now_s=self.now_s)
+        return Directory(open_index(seed=1), _new_sketch, LIMITS, now_s=self.now_s)
 
     def _new_owner(self, node: str, held: Held) -> Owner:
         self.epochs += 1
-        return Owner(node, self.epochs, held, ring_events=self.ring_events)
+        return Owner(node, self.epochs, held, ring_events=self.ring_events, sketches=self.sketches)
 
     def _hello(self, owner: Owner) -> Welcomed | Refused:
         # started_unix_ms runs backwards: no order may be taken from anybody's clock.
@@ -264,6 +333,8 @@ class World:
                 self.directory.batch(stream, message.first_seq, message.events, now_s=self.now_s)
             case Heartbeat():
                 self.directory.heartbeat(stream, message, now_s=self.now_s)
+            case SketchStatement():
+                self.directory.sketch(stream, message, now_s=self.now_s)
             case SnapshotChunk():
                 self.directory.snapshot_chunk(stream, message, now_s=self.now_s)
             case "replay unavailable":
@@ -280,6 +351,9 @@ class World:
                 case RequestReplay() if not lose_requests:
                     if not owner.sender.replay(effect.first_seq):
                         owner.link.messages.append("replay unavailable")
+                case RequestSketch() if not lose_requests:
+                    owner.asked = effect
+                    owner.link.messages.extend(owner.sketch())
                 case RequestSnapshot() if not lose_requests:
                     owner.link.messages.extend(owner.snapshot(effect.snapshot_id))
 
@@ -290,7 +364,14 @@ class World:
             and stream.cursor.state is StreamState.SYNCED
             and stream.cursor.applied_seq == owner.outbox.last_seq
             and not self._doubted(owner.node)
+            and owner.node not in self.wrong
         )
+
+    def _proved(self, owner: Owner) -> bool:
+        """Whether the owner's sum and ours were found equal at its last number."""
+        stream = self.directory.nodes[owner.node].stream
+        seq = owner.outbox.last_seq
+        return stream is not None and stream.owner_counts_seq == seq == stream.cursor.applied_seq and not stream.suspects
 
     def _doubted(self, node: str) -> bool:
         stream = self.directory.nodes[node].stream

@@ -30,9 +30,9 @@ CHANGE = st.tuples(
 class StreamModel(RuleBasedStateMachine):
     """The World, moved by Hypothesis."""
 
-    @initialize(ring_events=st.sampled_from([3, 8, 100]))
-    def begin(self, ring_events: int) -> None:
-        self.world = World(ring_events)
+    @initialize(ring_events=st.sampled_from([3, 8, 100]), sketches=st.booleans())
+    def begin(self, ring_events: int, sketches: bool) -> None:
+        self.world = World(ring_events, sketches=sketches)
 
     @rule(
         node=st.sampled_from(NODES),
@@ -81,7 +81,7 @@ TestStreamModel = StreamModel.TestCase
 @pytest.mark.parametrize("seed", range(30))
 def test_trusted_equals_truth_when_the_network_is_random(seed: int) -> None:
     rng = random.Random(seed)
-    world = World(rng.choice([3, 8, 100]))
+    world = World(rng.choice([3, 8, 100]), sketches=rng.random() < 0.7)
     share_lost, calm = rng.choice([0.0, 0.1, 0.4]), rng.choice([0.7, 0.95])
     for _ in range(120):
         node = rng.choice(NODES)
