@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from kvdir.core.effects import RequestSketch
 from kvdir.core.event import Batch, Event, Heartbeat, HeartbeatFigures, OwnerCount, SnapshotChunk
 from kvdir.core.outbox import OwnerOutbox
 from kvdir.core.sender import StreamSender
+from kvdir.core.sketches import OwnerSketches, SketchStatement
 from kvdir.core.snapshot import snapshot_chunks
 from kvdir.fingerprint import Fingerprints
+from kvdir.index import Sketch
 from kvdir.location import Tier
 from kvdir.testing.lru import LruBlocks
 from kvdir.testing.trace import fingerprints_of
@@ -25,7 +28,8 @@ class SimNode:
         self.name = name
         self.epoch = epoch
         self.memory = LruBlocks(capacity_blocks)
-        self.outbox = OwnerOutbox()
+        self._sketches = OwnerSketches(Sketch)
+        self.outbox = OwnerOutbox(sketches=self._sketches)
         self.sender = StreamSender(self.outbox, max_batch_events=1) if message_blocks else StreamSender(self.outbox)
         self.total_work_blocks = 0.0
         self._digest = namespace_digest
@@ -53,6 +57,11 @@ class SimNode:
             held -= len(part)
             self._append(Event.removed(Tier.CPU, self._digest, fingerprints_of(part)), held)
 
+    def forget_silently(self) -> None:
+        """A bug: everything is evicted, and no event says so. Its own sketch knows, because it is kept beside the memory."""
+        self.memory.clear()
+        self._sketches.restate(())
+
     def _parts(self, blocks: list[int]) -> Iterator[list[int]]:
         step = self._message_blocks or len(blocks) or 1
         return (blocks[at : at + step] for at in range(0, len(blocks), step))
@@ -77,6 +86,10 @@ class SimNode:
         held: Fingerprints = fingerprints_of(self.memory)
         entries = [Event.stored(Tier.CPU, self._digest, held)] if held.packed else []
         return list(snapshot_chunks(snapshot_id, at_seq, entries))
+
+    def sketch(self, request: RequestSketch) -> SketchStatement | None:
+        """Count, digest and sketch of what it holds as of now."""
+        return self.sender.sketch(request.request_id, cells=request.cells, parts=request.parts)
 
     def outstanding_blocks(self, now_s: float, blocks_per_s: float) -> float:
         """Work left, if it computes so many blocks a second."""

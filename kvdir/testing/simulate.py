@@ -2,8 +2,8 @@
 simulated. For plotting hit rate against staleness, and for judging a routing policy before it meets a cluster.
 
     request -> router -> node: local hits; the rest: directory.lookup -> rank -> owner -> stored here, published
-    node --batches, heartbeats, snapshot chunks--> [lost with probability `loss`, else `delay_s` later] --> directory
-    directory.tick --requests for replay or snapshot--> [`delay_s` later] --> node
+    node --batches, heartbeats, sketches, snapshot chunks--> [lost with probability `loss`, else `delay_s` later] --> directory
+    directory.tick --requests for replay, sketch or snapshot--> [`delay_s` later] --> node
 
 Rules: equal setup and trace give equal results. Requests happen at the times of the trace; a load takes no time, bytes are
 not moved, a node computes `blocks_per_s` (which matters only to the router). Messages of one node stay in order.
@@ -13,29 +13,28 @@ not moved, a node computes `blocks_per_s` (which matters only to the router). Me
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from kvdir.core.directory import Directory, Hello, Limits, Welcomed
-from kvdir.core.effects import Effect, RequestReplay, RequestSnapshot
+from kvdir.core.effects import Effect, RequestReplay, RequestSketch, RequestSnapshot
 from kvdir.core.feedback import StaleReport
 from kvdir.core.namespaces import Announced
 from kvdir.core.node import Stream
-from kvdir.core.ranking import Nominee, rank
-from kvdir.fingerprint import Fingerprints
 from kvdir.index import Sketch, open_index
-from kvdir.location import StreamState, Tier
+from kvdir.location import StreamState
 from kvdir.namespace import Namespace
 from kvdir.testing.agenda import Agenda
 from kvdir.testing.clock import ManualClock
 from kvdir.testing.routing import Router
 from kvdir.testing.sim_node import SimNode
-from kvdir.testing.sim_results import Outcome, Sample, Setup
+from kvdir.testing.sim_reads import PeerReads
+from kvdir.testing.sim_results import Outcome, RepairCost, Sample, Setup
+from kvdir.testing.sim_trust import TrustWatch
 from kvdir.testing.trace import Request
 
 EPOCH_BASE = 0x5EED_0000_0000_0001
 TICK_S = 0.05
-MAX_NOMINEES = 3
 SETTLE_LIMIT_S = 120.0
 
 
@@ -55,6 +54,15 @@ class Simulation:
         self.nodes = [self._node(number) for number in range(setup.nodes)]
         self._streams = {node.name: self._hello(node) for node in self.nodes}
         self._by_name = {node.name: node for node in self.nodes}
+        self._watches = {name: TrustWatch(name, now_s=0.0) for name in self._by_name}
+        self._reads = PeerReads(
+            self.directory,
+            self._by_name,
+            self.outcome,
+            namespace_digest=self._digest,
+            owner_answers=setup.owner_answers,
+            report=self._report_stale,
+        )
         self._loss = setup.loss
         self._marks = (0, 0, 0)
 
@@ -82,7 +90,7 @@ class Simulation:
         node = self.nodes[self._router.choose(outstanding, request.blocks)]
         missing = [at for at, block in enumerate(request.blocks) if block not in node.memory]
         node.memory.touch(request.blocks)
-        found = self._from_peers(node, request, missing) if missing else set()
+        found = self._reads.read(node, request, missing, now_s=now_s) if missing else set()
         recomputed = len(missing) - len(found)
         out.requests += 1
         out.blocks += len(request.blocks)
@@ -93,96 +101,70 @@ class Simulation:
         node.store(request.blocks[at] for at in missing)
         self._publish(node)
 
-    def _from_peers(self, reader: SimNode, request: Request, missing: Sequence[int]) -> set[int]:
-        """Positions in `missing` that some owner had."""
-        wanted = request.fingerprints.select(missing)
-        remaining = set(range(len(missing)))
-        without = {reader.name}
-        answer = self.directory.lookup(self._digest, wanted, now_s=self._agenda.now_s)
-        for _ in range(MAX_NOMINEES):
-            nominees = rank(answer, salt=reader.name.encode(), remaining=remaining, without=without)
-            if not nominees:
-                break
-            claims = {
-                at
-                for run in answer
-                if any(answer.nodes[index].node == nominees[0].trust.node for index, _ in run.holders)
-                for at in range(run.start, run.start + run.count)
-            } & remaining
-            without.add(nominees[0].trust.node)
-            remaining -= self._ask_owner(nominees[0], request, missing, claims, remaining, wanted)
-            if not remaining:
-                break
-        return set(range(len(missing))) - remaining
-
-    def _ask_owner(
-        self,
-        nominee: Nominee,
-        request: Request,
-        missing: Sequence[int],
-        claims: set[int],
-        remaining: set[int],
-        wanted: Fingerprints,
-    ) -> set[int]:
-        """What the owner has of the list; absent claims go back to the directory as negative feedback."""
-        owner, out = self._by_name[nominee.trust.node], self.outcome
-        asked = remaining if self.setup.owner_answers else claims
-        held = {at for at in asked if request.blocks[missing[at]] in owner.memory}
-        owner.memory.touch(request.blocks[missing[at]] for at in sorted(held))
-        absent = sorted(claims - held)
-        out.probes += 1
-        out.empty_probes += not held
-        out.claimed_blocks += len(claims)
-        out.stale_blocks += len(absent)
-        if absent:
-            report = StaleReport(
-                owner.name, nominee.trust.epoch, owner.outbox.last_seq, self._digest, Tier.CPU, wanted.select(absent)
-            )
-            self._agenda.later(self.setup.delay_s, partial(self._report_stale, report))
-        return held
-
     def _report_stale(self, report: StaleReport) -> None:
-        feedback = self.directory.report_stale(report, now_s=self._agenda.now_s)
-        self.outcome.stale_reports_taken += not feedback.ignored_reason
+        def arrive() -> None:
+            feedback = self.directory.report_stale(report, now_s=self._agenda.now_s)
+            self.outcome.stale_reports_taken += not feedback.ignored_reason
+            self._watch(self._streams[report.node])
+
+        self._agenda.later(self.setup.delay_s, arrive)
 
     # -- the streams -----------------------------------------------------------------------------------------------------
 
     def _publish(self, node: SimNode) -> None:
         stream = self._streams[node.name]
         for batch in node.batches():
-            self._send(partial(self.directory.batch, stream, batch.first_seq, batch.events))
+            self._send(stream, partial(self.directory.batch, stream, batch.first_seq, batch.events))
 
     def _beat(self, node: SimNode) -> None:
-        self._send(partial(self.directory.heartbeat, self._streams[node.name], node.heartbeat()))
+        stream = self._streams[node.name]
+        self._send(stream, partial(self.directory.heartbeat, stream, node.heartbeat()))
 
-    def _send(self, arrive: Callable[..., None]) -> None:
-        """`arrive(now_s=...)` is called when the message arrives, if it does."""
+    def _send(self, stream: Stream, arrive: Callable[..., None]) -> None:
+        """`arrive(now_s=...)` is called when the message of `stream` arrives, if it does."""
         self.outcome.messages += 1
         if self._rng.random() < self._loss:
             self.outcome.messages_lost += 1
             return
-        self._agenda.later(self.setup.delay_s, lambda: arrive(now_s=self._agenda.now_s))
+
+        def arrived() -> None:
+            arrive(now_s=self._agenda.now_s)
+            self._watch(stream)
+
+        self._agenda.later(self.setup.delay_s, arrived)
 
     def _tick(self) -> None:
-        for effect in self.directory.tick(now_s=self._agenda.now_s):
+        effects = self.directory.tick(now_s=self._agenda.now_s)
+        for stream in self._streams.values():
+            self._watch(stream)
+        for effect in effects:
             if self.setup.repair:
                 self._agenda.later(self.setup.delay_s, partial(self._repair, effect))
 
     def _repair(self, effect: Effect) -> None:
         """A request of the coordinator reaches the node."""
+        directory = self.directory
         match effect:
             case RequestReplay(node=name, first_seq=first_seq):
                 node, stream = self._by_name[name], self._streams[name]
                 if not node.sender.replay(first_seq):
-                    self._send(partial(self.directory.replay_unavailable, stream))
+                    self._send(stream, partial(directory.replay_unavailable, stream))
                 self._publish(node)
+            case RequestSketch(node=name):
+                node, stream = self._by_name[name], self._streams[name]
+                statement = node.sketch(effect)
+                if statement is not None:
+                    self._send(stream, partial(directory.sketch, stream, statement))
             case RequestSnapshot(node=name, snapshot_id=snapshot_id):
                 node, stream = self._by_name[name], self._streams[name]
                 for chunk in node.snapshot(snapshot_id):
-                    self._send(partial(self.directory.snapshot_chunk, stream, chunk))
+                    self._send(stream, partial(directory.snapshot_chunk, stream, chunk))
                 self._publish(node)
 
     # -- figures ---------------------------------------------------------------------------------------------------------
+
+    def _watch(self, stream: Stream) -> None:
+        self._watches[stream.node].see(_trusted(stream), now_s=self._agenda.now_s)
 
     def _sample(self) -> None:
         out = self.outcome
@@ -231,11 +213,12 @@ class Simulation:
         out, now_s = self.outcome, self._agenda.now_s
         cursors = [stream.cursor for stream in self._streams.values()]
         out.gaps = sum(cursor.gaps for cursor in cursors)
-        out.replays = sum(cursor.replays for cursor in cursors)
-        out.snapshots = sum(cursor.snapshots for cursor in cursors)
-        untrusted_s = sum(
-            c.untrusted_total_s + (0.0 if c.state is StreamState.SYNCED else now_s - c.untrusted_since_s) for c in cursors
-        )
+        for ask, tally in self.directory.repairs.items():
+            out.repairs[ask.value] = RepairCost(
+                asked=tally.asked, done=tally.done, failed=tally.failed, bytes=tally.bytes, seconds=round(tally.seconds, 3)
+            )
+        out.untrusted = [watch.total(now_s=now_s) for watch in self._watches.values()]
+        untrusted_s = sum(time.total_s for time in out.untrusted)
         out.untrusted_share = round(untrusted_s / (now_s * len(cursors)), 4) if now_s else 0.0
         work = [node.total_work_blocks for node in self.nodes]
         out.imbalance = round(max(work) * len(work) / sum(work), 3) if sum(work) else 1.0
@@ -258,6 +241,11 @@ class Simulation:
         assert isinstance(welcomed, Welcomed)
         node.opened(welcomed.resume_seq)
         return welcomed.stream
+
+
+def _trusted(stream: Stream) -> bool:
+    synced = stream.cursor.state is StreamState.SYNCED
+    return synced and not any(holder.doubt for holder in stream.holders.values())
 
 
 def trace_namespace(*, block_bytes: int = 128 * 2**10) -> Namespace:
