@@ -314,6 +314,11 @@ class Inventory:
         return len(self._locks)
 
     @property
+    def peer_locks(self) -> int:
+        """Of `locks`, those that other agents hold."""
+        return len(self._sessions[PEERS].locks)
+
+    @property
     def open_sessions(self) -> int:
         return len(self._sessions) - 2
 

@@ -250,6 +250,10 @@ class SlotTable:
 
 def by_width(fingerprints: Iterable[bytes]) -> tuple[Fingerprints, ...]:
     """Fingerprints grouped into packed lists of one width each, widths ascending."""
+    fingerprints = list(fingerprints)
+    widths = set(map(len, fingerprints))
+    if len(widths) == 1:
+        return (Fingerprints(b"".join(fingerprints), widths.pop()),)
     groups: dict[int, list[bytes]] = {}
     for fingerprint in fingerprints:
         groups.setdefault(len(fingerprint), []).append(fingerprint)

@@ -268,7 +268,9 @@ class Agent:
     def _build_directory(self) -> Coordinators | None:
         if not self.config.coordinators:
             return None
-        directory = Coordinators(self.config.coordinators, node=self.node, timeout_s=self.config.directory_timeout_s)
+        directory = Coordinators(
+            self.config.coordinators, node=self.node, timeout_s=self.config.directory_timeout_s, clock=self._clock
+        )
         self._stack.push_async_callback(directory.close)
         return directory
 

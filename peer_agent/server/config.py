@@ -55,7 +55,7 @@ class AgentConfig:
     )
 
     max_fingerprints: int = setting(65_536, "Fingerprints in one request; more are refused.")
-    max_locks: int = setting(4_096, "Locks that peers and engines may hold at once; more are refused.")
+    max_locks: int = setting(4_096, "Locks that peers may hold at once, and engines as many again; more are refused.")
     max_read_bytes: int = setting(1 << 30, "Bytes that one load may bring from peers; the blocks beyond are misses.")
     max_chunk_bytes: int = setting(16 << 20, "Bytes of one transfer; a small load waits behind at most one of them.")
     max_flight_bytes: int = setting(64 << 20, "Bytes under way from one peer at a time.")

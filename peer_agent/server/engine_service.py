@@ -146,7 +146,7 @@ class EngineService(engine_pb2_grpc.EngineServicer):
     async def Load(self, request: engine_pb2.LoadRequest, context: Context) -> engine_pb2.LoadResponse:
         digest = self._namespace_of(request.session)
         self._store.unlock(request.release, session=request.session)
-        self._store.admit_lock()
+        self._store.admit_lock(for_peers=False)
         lease_s = self._limits.lease_s(request.lease_ms)
         load = await self._reader.load(
             digest,

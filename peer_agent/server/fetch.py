@@ -7,7 +7,6 @@ next chunk of the same load. Does not: ask owners, wait for other writers (reade
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +22,7 @@ from peer_agent.server.load import Load, ReaderCounters
 from peer_agent.server.peer import LockAnswer, Peer
 from peer_agent.server.peers import Peers
 from peer_agent.server.store import Store
-from peer_agent.transport.base import ReadList, ReadStatus
+from peer_agent.transport.base import ReadList, ReadOutcome, ReadStatus
 
 OUTCOMES = {
     ReadStatus.OK: LoadStatus.HIT_PEER,
@@ -80,7 +79,7 @@ class Fetcher:
         self._max_read_bytes = max_read_bytes
 
     async def fetch(self, load: Load, source: Source) -> None:
-        """Reads what the owner holds, chunk by chunk, until the deadline."""
+        """Reads what the owner holds, chunk by chunk, until the ask's time is up (then others may have it)."""
         held = source.held
         right = source.records["length"] == load.block_bytes
         whole = [position for position in held if right[position]]
@@ -88,7 +87,7 @@ class Fetcher:
             load.plan.read(source.ask, dict.fromkeys(set(held) - set(whole), LoadStatus.CORRUPT))
         room_blocks = max(0, self._max_read_bytes - load.peer_bytes) // load.block_bytes
         for part in chunks(min(len(whole), room_blocks), block_bytes=load.block_bytes, chunk_bytes=self._max_chunk_bytes):
-            late = load.until_s <= self._clock()
+            late = source.ask.until_s <= self._clock()
             if source.peer.broken or late:
                 status = LoadStatus.LATE if late else LoadStatus.MISS
                 load.plan.read(source.ask, dict.fromkeys(whole[part.start :], status))
@@ -96,51 +95,39 @@ class Fetcher:
             await self._fetch_chunk(load, source, [whole[at] for at in part])
 
     async def _fetch_chunk(self, load: Load, source: Source, wanted: Sequence[int]) -> None:
-        reserved, _ = self._store.reserve(
-            load.namespace_digest, load.fingerprints.select(wanted), session=AGENT, lease_s=load.until_s - self._clock()
-        )
-        self._sort_out(load, source.ask, wanted, reserved.states)
-        if not reserved.reservation:
-            return
-        positions = [wanted[at] for at in reserved.positions]
-        chosen = load.fingerprints.select(positions)
-        blocks = ReadList(
-            lock=source.answer.lock,
-            epoch=source.answer.epoch,
-            namespace_digest=load.namespace_digest,
-            fingerprints=chosen.packed,
-            width=chosen.width,
-            records=source.records[positions].tobytes(),
-            destinations=reserved.offsets,
-        )
-        settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        settled.set_result(None)
-        statuses = bytes([ReadStatus.LATE]) * len(positions)
         began_s = self._clock()
+        left_s = source.ask.until_s - began_s
+        reserved, _ = self._store.reserve(
+            load.namespace_digest, load.fingerprints.select(wanted), session=AGENT, lease_s=left_s
+        )
+        positions = [wanted[at] for at in reserved.positions]
+        outcome: ReadOutcome | None = None
         try:
-            outcome = await source.peer.read(
-                blocks, size_bytes=len(positions) * load.block_bytes, timeout_s=load.until_s - began_s
-            )
-            if outcome is not None:
-                statuses, settled = outcome.statuses, outcome.settled
+            self._sort_out(load, source.ask, wanted, reserved.states)
+            if positions:
+                blocks = _read_list(load, source, positions, reserved.offsets)
+                size_bytes = len(positions) * load.block_bytes
+                outcome = await source.peer.read(blocks, size_bytes=size_bytes, timeout_s=left_s)
         finally:
             # Also when cancelled at shutdown: a plane's read ends, cancelled or not, only when its native call has.
-            self._finish(load, source, reserved, positions, statuses, settled)
-        if ReadStatus.PEER_LOST in statuses:
-            self._peers.failed(source.peer)
-        elif ReadStatus.LATE in statuses:
-            self._peers.late(source.peer, waited_s=self._clock() - began_s)
+            if positions:
+                self._finish(load, source, reserved, positions, outcome)
+        self._judge(source.peer, outcome, waited_s=self._clock() - began_s)
+
+    def _judge(self, peer: Peer, outcome: ReadOutcome | None, *, waited_s: float) -> None:
+        """What a read says about the peer. One that delivered a part of it in time is slow, not dead."""
+        if outcome is None:
+            return  # other reads had the peer's whole budget
+        if ReadStatus.PEER_LOST in outcome.statuses:
+            self._peers.failed(peer)
+        elif ReadStatus.LATE in outcome.statuses and ReadStatus.OK not in outcome.statuses:
+            self._peers.late(peer, waited_s=waited_s)
 
     def _finish(
-        self,
-        load: Load,
-        source: Source,
-        reserved: Reserved,
-        positions: Sequence[int],
-        statuses: bytes,
-        settled: asyncio.Future[None],
+        self, load: Load, source: Source, reserved: Reserved, positions: Sequence[int], outcome: ReadOutcome | None
     ) -> None:
         """Commits what arrived; the other slots are freed, or quarantined until nothing can write to them."""
+        statuses = outcome.statuses if outcome else bytes([ReadStatus.LATE]) * len(positions)
         arrived = [at for at, status in enumerate(statuses) if status == ReadStatus.OK]
         if arrived:
             self._store.commit(
@@ -150,9 +137,10 @@ class Fetcher:
                 checksums=source.records["checksum"][[positions[at] for at in arrived]].tobytes(),
             )
             load.peer_bytes += len(arrived) * load.block_bytes
-        if len(arrived) < len(statuses):
-            slots = self._store.quarantine(reserved.reservation, settled)
-            self._counters.quarantined += 0 if settled.done() else slots
+        if outcome is None or outcome.settled.done():
+            self._store.abort(reserved.reservation, session=AGENT)
+        elif len(arrived) < len(statuses):
+            self._counters.quarantined += self._store.quarantine(reserved.reservation, outcome.settled)
         bad = {positions[at]: OUTCOMES[ReadStatus(status)] for at, status in enumerate(statuses) if status != ReadStatus.OK}
         load.plan.read(source.ask, bad)
         self.hold(load, [positions[at] for at in arrived], LoadStatus.HIT_PEER)
@@ -188,3 +176,16 @@ class Fetcher:
         hits = np.array(chosen, np.intp)[here]
         np.frombuffer(load.records, BLOCK_RECORD)[hits] = found[here]
         load.plan.hold(hits.tolist(), status)
+
+
+def _read_list(load: Load, source: Source, positions: Sequence[int], destinations: bytes) -> ReadList:
+    chosen = load.fingerprints.select(positions)
+    return ReadList(
+        lock=source.answer.lock,
+        epoch=source.answer.epoch,
+        namespace_digest=load.namespace_digest,
+        fingerprints=chosen.packed,
+        width=chosen.width,
+        records=source.records[positions].tobytes(),
+        destinations=destinations,
+    )

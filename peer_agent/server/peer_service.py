@@ -65,7 +65,7 @@ class PeerService(peer_pb2_grpc.PeerServicer):
                 "it restarted, say Hello again"
             )
         self._store.namespace(request.namespace_digest)
-        self._store.admit_lock()
+        self._store.admit_lock(for_peers=True)
         lease_s = self._limits.lease_s(request.lease_ms)
         locked = self._store.lock(
             request.namespace_digest, decode_fingerprints(request.fingerprints), session=PEERS, lease_s=lease_s

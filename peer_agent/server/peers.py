@@ -8,6 +8,7 @@ Rules:
   over, the first load tries, and everyone else goes on skipping the node until that try has succeeded. So a dead peer costs
   one connect timeout per pause, not one per request. Being late counts as failure only when the peer had a fair chance:
   connect_timeout_s in one call, or LATE_LIMIT calls in a row; else a caller with a tight deadline would cut it off for others.
+- What many loads see fail at once is one failure: who reports a connection that is already replaced or dropped, is late.
 - Failures are values for the reader (`PeerFailure`), never this agent's problem.
 
 Does not: decide whom to ask (peer_agent/core/plan.py) or what to do with bytes (peer_agent/server/reader.py).
@@ -36,6 +37,12 @@ LATE_LIMIT = 3
 
 IDLE_S = 60.0
 """After so long without use a connection is closed: a mapped arena keeps the memory of a peer that died."""
+
+
+FORGET_S = 300.0
+"""After so long a failed node that nobody asks for is forgotten: names of nodes that never return must not pile up."""
+
+CLOSE_S = 1.0
 
 
 @dataclass(slots=True)
@@ -74,6 +81,7 @@ class Peers:
         self._peers: dict[str, Peer] = {}
         self._connecting: dict[str, asyncio.Task[Peer | PeerFailure]] = {}
         self._breakers: dict[str, _Breaker] = {}
+        self._closing = OwnedTasks(limit=None)  # at most one for each connection that was made; none may be left out
 
     def figures(self) -> Mapping[str, PeerFigures]:
         """What the plan wants to know about each node we have met."""
@@ -104,6 +112,8 @@ class Peers:
         done, _ = await asyncio.wait({connecting}, timeout=timeout_s)
         if not done:
             raise PeerFailure(f"{node.node}: no connection in time", late=True)
+        if connecting.cancelled():
+            raise PeerFailure(f"{node.node}: not connected, this agent is shutting down")
         outcome = connecting.result()
         if isinstance(outcome, PeerFailure):
             raise outcome
@@ -111,8 +121,9 @@ class Peers:
 
     def failed(self, peer: Peer) -> None:
         """The peer stopped answering or its plane broke: a new connection, after a pause."""
-        self._trip(peer.node)
-        self._drop(peer)
+        if self._peers.get(peer.node) is peer:
+            self._trip(peer.node)
+            self._drop(peer)
 
     def late(self, peer: Peer, *, waited_s: float) -> None:
         """It missed a deadline after waited_s."""
@@ -126,8 +137,10 @@ class Peers:
         self._breakers.pop(peer.node, None)
 
     def drop_idle(self) -> None:
-        """Closes connections that nobody has used for IDLE_S."""
+        """Closes connections that nobody has used for IDLE_S; forgets failures after FORGET_S."""
         now_s = self._clock()
+        for name in [name for name, breaker in self._breakers.items() if now_s - breaker.skip_until_s > FORGET_S]:
+            del self._breakers[name]
         for peer in [peer for peer in self._peers.values() if now_s - peer.used_s > IDLE_S]:
             self._drop(peer)
 
@@ -145,6 +158,7 @@ class Peers:
         await asyncio.gather(*self._connecting.values(), return_exceptions=True)
         await asyncio.gather(*(peer.close() for peer in self._peers.values()))
         self._peers.clear()
+        await self._closing.close(timeout_s=CLOSE_S)
 
     async def _replace(self, node: NodeTrust) -> Peer | PeerFailure:
         old = self._peers.pop(node.node, None)
@@ -206,7 +220,7 @@ class Peers:
                 continue
             try:
                 return plane, await plane.connect(offers[plane.name], deadline_s=self._connect_timeout_s)
-            except (ConnectionError, ValueError) as error:
+            except (OSError, ValueError) as error:  # ConnectionError, or we are out of descriptors
                 reasons.append(f"{plane.name}: {error}")
         raise PeerFailure(f"{hello.node}: no common data plane ({'; '.join(reasons)})")
 
@@ -215,7 +229,7 @@ class Peers:
         peer.broken = True
         if self._peers.get(peer.node) is peer:
             del self._peers[peer.node]
-        self._tasks.start(peer.close(), name=f"close-{peer.node}")
+        self._closing.start(peer.close(), name=f"close-{peer.node}")
 
     def _trip(self, name: str) -> None:
         breaker = self._breakers.setdefault(name, _Breaker())

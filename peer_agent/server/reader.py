@@ -2,8 +2,8 @@
 
 Rules:
 - Every step stands under the caller's deadline; what has arrived by then is answered, the rest is late, stale or a miss.
-- A load runs to its end even when its caller has gone (the blocks are then simply here), so a transfer is never left without
-  an owner: slots of blocks that did not arrive are freed when the transfer has settled, and quarantined until then.
+- A load runs to its end even when its caller has gone (the blocks are then simply here, and locked for nobody), so a transfer
+  is never left without an owner: slots of blocks that did not arrive are freed when it has settled, and quarantined until then.
 - Single flight: a block that another load or an engine is writing is not read again; it is waited for, after everything that
   we reserved ourselves is committed or given back. Nobody waits while holding a reservation, so nobody waits in a circle.
 - Absent though the directory said so: reported to the directory in the background.
@@ -23,6 +23,7 @@ from kvdir.errors import KvdirError
 from kvdir.fingerprint import Fingerprints
 from kvdir.obs.logs import say
 from peer_agent.core.effects import BLOCK_RECORD_BYTES, LoadStatus
+from peer_agent.core.inventory import AGENT
 from peer_agent.core.plan import Ask, Claim, ReadPlan
 from peer_agent.server.fetch import Fetcher, Source
 from peer_agent.server.load import Directory, Load, ReaderCounters
@@ -91,11 +92,20 @@ class Reader:
         if load.plan.remaining and not local_only and self._directory is not None:
             work = self._tasks.start(self._fetch_missing(load), name="load")
             if work is not None:
-                await asyncio.shield(work)
+                await self._until_done(load, work)
             else:
                 self.counters.refused += 1
         self._count(load)
         return load
+
+    async def _until_done(self, load: Load, work: asyncio.Task[None]) -> None:
+        try:
+            await asyncio.shield(work)
+        except asyncio.CancelledError:
+            session, load.session = load.session, AGENT
+            if load.lock and self._store.is_attached(session):
+                self._store.unlock((load.lock,), session=session)
+            raise
 
     async def _fetch_missing(self, load: Load) -> None:
         await self._nominate(load)

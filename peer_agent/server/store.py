@@ -50,6 +50,7 @@ class Store:
         self._max_locks = max_locks
         self._max_fingerprints = max_fingerprints
         self._done: dict[int, asyncio.Event] = {}
+        inventory.tick(clock())  # so that the age of the first blocks counts from now
 
     # sessions
 
@@ -147,6 +148,8 @@ class Store:
         loop = asyncio.get_running_loop()
         until_s = loop.time() + timeout_s
         for reservation in self._inventory.writers(namespace_digest, fingerprints):
+            if not self._inventory.is_open(reservation):
+                continue  # ended while we waited for another: nobody would set an event for it
             event = self._done.setdefault(reservation, asyncio.Event())
             try:
                 async with asyncio.timeout_at(until_s):
@@ -174,9 +177,11 @@ class Store:
                 plane.grant(locked.lock, locked.records, expires_s=locked.expires_s)
         return locked
 
-    def admit_lock(self) -> None:
-        """Raises Overloaded when as many locks are held as are allowed."""
-        if self._inventory.locks >= self._max_locks:
+    def admit_lock(self, *, for_peers: bool) -> None:
+        """Raises Overloaded when peers, or engines, hold as many locks as either may: neither crowds out the other."""
+        peers = self._inventory.peer_locks
+        held = peers if for_peers else self._inventory.locks - peers
+        if held >= self._max_locks:
             raise Overloaded(f"{self._max_locks} locks are held: release some, wait for leases to end, or raise max_locks")
 
     def unlock(self, locks: Iterable[int], *, session: int) -> int:

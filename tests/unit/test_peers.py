@@ -1,29 +1,82 @@
-"""When a peer is worth a call: the circuit breaker, and sharing one connect."""
+"""When a peer is worth a call: the circuit breaker, sharing one connect, and letting go of connections."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
+import os
 import socket
 from collections.abc import AsyncIterator
 
+import grpc
 import grpc.aio
 import pytest
 
 from kvdir.location import NodeTrust, StreamState
 from kvdir.testing.clock import ManualClock
+from kvdir.testing.wait import eventually
 from peer_agent.server.peer import PeerFailure
 from peer_agent.server.peers import Peers
 from peer_agent.server.tasks import OwnedTasks
+from peer_agent.transport.base import Capabilities
+from peer_agent.v1 import peer_pb2, peer_pb2_grpc
+
+
+class Plane:
+    """Connects at once, or fails with `error`; counts connections that are open."""
+
+    name = "plain"
+
+    def __init__(self) -> None:
+        self.open = 0
+        self.error: Exception | None = None
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities(same_host_only=False, gpu=False, verifies="checksum", owner_checks_lock=True)
+
+    async def connect(self, descriptor: bytes, *, deadline_s: float) -> Plane:
+        if self.error is not None:
+            raise self.error
+        self.open += 1
+        return self
+
+    async def close(self) -> None:
+        self.open -= 1
+
+
+class Owner(peer_pb2_grpc.PeerServicer):
+    """Node "n", which offers the plain plane; cancels every hello while `cancelling`."""
+
+    def __init__(self) -> None:
+        self.cancelling = False
+
+    async def Hello(self, request, context):
+        if self.cancelling:
+            await context.abort(grpc.StatusCode.CANCELLED, "not now")
+        offer = peer_pb2.TransportOffer(transport="plain", descriptor=b"\1")
+        return peer_pb2.HelloResponse(protocol_version=1, node="n", epoch=7, transports=[offer])
+
+
+@contextlib.asynccontextmanager
+async def serving(owner: Owner) -> AsyncIterator[str]:
+    server = grpc.aio.server()
+    peer_pb2_grpc.add_PeerServicer_to_server(owner, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    yield f"127.0.0.1:{port}"
+    await server.stop(None)
 
 
 class Rig:
     def __init__(self) -> None:
+        self.plane = Plane()
         self.clock = ManualClock(100.0)
         self.tasks = OwnedTasks(limit=8)
         self.channels = 0
         self.peers = Peers(
-            me="me", epoch=1, planes=(), channel=self.channel, connect_timeout_s=0.2, breaker_s=1.0, breaker_max_s=3.0,
-            max_flight_bytes=1 << 20, tasks=self.tasks, clock=self.clock,
+            me="me", epoch=1, planes=(self.plane,), channel=self.channel, connect_timeout_s=0.2, breaker_s=1.0,
+            breaker_max_s=3.0, max_flight_bytes=1 << 20, tasks=self.tasks, clock=self.clock,
         )  # fmt: skip
 
     def channel(self, address: str) -> grpc.aio.Channel:
@@ -98,3 +151,75 @@ async def test_background_work_is_bounded(rig: Rig):
     await tasks.close(timeout_s=0.01)
     assert len(tasks) == 0
     assert tasks.failures == 0
+
+
+async def test_background_work_is_refused_when_its_owner_has_closed():
+    tasks = OwnedTasks(limit=8)
+    refused: list[bool] = []
+
+    async def starts_more_when_cancelled() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            refused.append(tasks.start(asyncio.sleep(60), name="too late") is None)
+
+    assert tasks.start(starts_more_when_cancelled(), name="first") is not None
+    await tasks.close(timeout_s=0.01)
+    assert refused == [True]
+    assert len(tasks) == 0
+
+
+async def test_connection_is_closed_when_all_background_work_is_taken(rig: Rig):
+    async with serving(Owner()) as address:
+        peer = await rig.peers.reach(node(address), timeout_s=2)
+        release = asyncio.Event()
+        for _ in range(8):
+            assert rig.tasks.start(release.wait(), name="taken") is not None
+        rig.peers.failed(peer)
+        await eventually(lambda: rig.plane.open == 0, within_s=2, what="closed")
+        release.set()
+
+
+async def test_one_failure_is_counted_once_when_several_readers_report_it(rig: Rig):
+    async with serving(Owner()) as address:
+        peer = await rig.peers.reach(node(address), timeout_s=2)
+        for _ in range(10):
+            rig.peers.failed(peer)
+        assert rig.skipped_for_s() == 1.0
+        rig.clock.advance(1.0)
+        again = await rig.peers.reach(node(address), timeout_s=2)
+        rig.peers.failed(peer)
+        assert not again.broken
+        assert rig.skipped_for_s() <= 0
+
+
+@pytest.mark.parametrize(
+    "error", [ConnectionError("refused"), ValueError("garbage"), OSError(errno.EMFILE, os.strerror(errno.EMFILE))]
+)
+async def test_plane_that_cannot_connect_is_a_failure_of_the_peer_whatever_the_reason(rig: Rig, error: Exception):
+    rig.plane.error = error
+    async with serving(Owner()) as address:
+        with pytest.raises(PeerFailure, match="no common data plane"):
+            await rig.peers.reach(node(address), timeout_s=2)
+
+
+async def test_hello_that_the_peer_cancels_is_its_failure(rig: Rig):
+    owner = Owner()
+    owner.cancelling = True
+    async with serving(owner) as address:
+        with pytest.raises(PeerFailure):
+            await rig.peers.reach(node(address), timeout_s=2)
+        owner.cancelling = False
+        rig.clock.advance(1.0)
+        assert not (await rig.peers.reach(node(address), timeout_s=2)).broken
+
+
+async def test_nodes_that_never_return_are_forgotten(rig: Rig):
+    for number in range(50):
+        name = f"pod-{number}"
+        with pytest.raises(PeerFailure):
+            await rig.peers.reach(NodeTrust(name, 7, StreamState.SYNCED, "", 0.0, 0, "127.0.0.1:1"), timeout_s=2)
+    assert len(rig.peers.figures()) == 50
+    rig.clock.advance(3600.0)
+    rig.peers.drop_idle()
+    assert len(rig.peers.figures()) == 0
