@@ -76,6 +76,8 @@ def status_view(directory: Directory, *, version: str, coordinator: str, now_s: 
         events_rejected=dict(directory.ingest.rejected),
         stale_reports=counters.stale_reports,
         stale_reports_ignored=counters.stale_reports_ignored,
+        partial=directory.partial,
+        restored_blocks=sum(holder.blocks for stream in live if stream.restored for holder in stream.holders.values()),
     )
 
 
@@ -126,7 +128,7 @@ def faults(directory: Directory) -> Iterator[str]:
                     yield f"holder {holder.number} of {name} has the wrong visibility"
                 if holder.blocks != directory.index.holder_blocks(holder.number):
                     yield f"holder {holder.number} of {name} counts {holder.blocks}, index has other"
-                if holder.sketch.count != holder.blocks:
+                if holder.sketch.count != holder.blocks and not stream.restored:
                     yield f"holder {holder.number} of {name} counts {holder.blocks}, sketch {holder.sketch.count}"
         cursor = stream.cursor
         if cursor.state is StreamState.SYNCED and (cursor.missing_events or cursor.applied_seq != cursor.top_seq):

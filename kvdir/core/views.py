@@ -51,7 +51,10 @@ class NamespaceView:
 
 @dataclass(frozen=True, slots=True)
 class StatusView:
-    """The directory as a whole. Counters are since the start of the process."""
+    """The directory as a whole. Counters are since the start of the process.
+
+    partial: warming ended at its limit without some live node. restored_blocks: from a checkpoint, not confirmed yet.
+    """
 
     version: str
     coordinator: str
@@ -69,6 +72,8 @@ class StatusView:
     events_rejected: Mapping[str, int] = field(default_factory=dict)
     stale_reports: int = 0
     stale_reports_ignored: int = 0
+    partial: bool = False
+    restored_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)

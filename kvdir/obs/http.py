@@ -26,8 +26,9 @@ Probe = Callable[[], str]
 class HttpSide:
     """Serves from construction until `close`. Raises ConfigError if the port cannot be had.
 
-    alive, ready: probes. refresh: brings the collector up to date before a scrape. All are called on the HTTP thread, so they
-    may only read plain values, or hand work to the event loop and wait for it a bounded time.
+    alive, ready: probes. remark: added when it is ready. refresh: brings the collector up to date before a scrape.
+    All are called on the HTTP thread, so they may only read plain values, or hand work to the event loop and wait for it a
+    bounded time.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class HttpSide:
         *,
         alive: Probe,
         ready: Probe,
+        remark: Probe = lambda: "",
         refresh: Callable[[], None] = lambda: None,
     ) -> None:
         registry = CollectorRegistry()
@@ -50,7 +52,7 @@ class HttpSide:
             pages = {  # noqa: RUF012  # one table per server, made before it serves
                 "/metrics": metrics,
                 "/healthz": lambda: _probe(alive),
-                "/readyz": lambda: _probe(ready),
+                "/readyz": lambda: _probe(ready, remark),
             }
 
         try:
@@ -93,9 +95,10 @@ class LoopPulse:
         return f"the event loop has not turned for {silent_s:.1f} s" if silent_s > self._limit_s else ""
 
 
-def _probe(probe: Probe) -> tuple[int, str, bytes]:
+def _probe(probe: Probe, remark: Probe = lambda: "") -> tuple[int, str, bytes]:
     fault = probe()
-    return (503 if fault else 200), "text/plain; charset=utf-8", (fault or "ok").encode() + b"\n"
+    words = fault or " ".join(filter(None, ("ok", remark())))
+    return (503 if fault else 200), "text/plain; charset=utf-8", words.encode() + b"\n"
 
 
 class _Server(ThreadingHTTPServer):

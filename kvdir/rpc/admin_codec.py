@@ -113,6 +113,8 @@ def encode_status(view: StatusView) -> admin_pb2.StatusResponse:
         events_rejected=dict(view.events_rejected),
         stale_reports=view.stale_reports,
         stale_reports_ignored=view.stale_reports_ignored,
+        partial=view.partial,
+        restored_blocks=view.restored_blocks,
     )
 
 
@@ -137,6 +139,8 @@ def decode_status(response: admin_pb2.StatusResponse) -> StatusView:
         events_rejected=dict(response.events_rejected),
         stale_reports=response.stale_reports,
         stale_reports_ignored=response.stale_reports_ignored,
+        partial=response.partial,
+        restored_blocks=response.restored_blocks,
     )
 
 

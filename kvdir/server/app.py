@@ -6,6 +6,7 @@ import logging
 import secrets
 import socket
 import time
+from pathlib import Path
 
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -18,6 +19,7 @@ from kvdir.obs.metrics import CoordinatorMetrics
 from kvdir.rpc.channel import server_options
 from kvdir.rpc.interceptors import EdgeInterceptor
 from kvdir.server.admin_service import AdminService
+from kvdir.server.checkpoint import Checkpointer, CheckpointFigures, load
 from kvdir.server.config import CoordinatorConfig
 from kvdir.server.coordinator import Coordinator
 from kvdir.server.directory_service import DirectoryService
@@ -42,11 +44,21 @@ SERVICES = (
 
 def build_coordinator(config: CoordinatorConfig) -> Coordinator:
     """The directory with its index, nothing listening yet."""
+    now_s, name = time.monotonic(), config.name or socket.gethostname()
+
+    def make(seed: int) -> Directory:
+        return Directory(open_index(expected_blocks=config.expected_blocks, seed=seed), Sketch, config.limits(), now_s=now_s)
+
+    figures = CheckpointFigures()
+    loaded = load(Path(config.checkpoint), make, figures, now_s=now_s) if config.checkpoint else None
     # A random seed keys the index's mixing function, so that nobody can aim fingerprints at one spot of the table.
-    index = open_index(expected_blocks=config.expected_blocks, seed=secrets.randbits(64))
-    directory = Directory(index, Sketch, config.limits(), now_s=time.monotonic())
-    name = config.name or socket.gethostname()
-    return Coordinator(config, directory, CoordinatorMetrics(), name=name, version=kvdir.__version__)
+    seed = loaded[1] if loaded else secrets.randbits(64)
+    directory = loaded[0] if loaded else make(seed)
+    coordinator = Coordinator(config, directory, CoordinatorMetrics(), name=name, version=kvdir.__version__)
+    coordinator.checkpoints = figures
+    if config.checkpoint:
+        coordinator.checkpointer = Checkpointer(Path(config.checkpoint), directory, figures, seed=seed, name=name)
+    return coordinator
 
 
 def build_server(coordinator: Coordinator) -> tuple[grpc.aio.Server, health.aio.HealthServicer]:

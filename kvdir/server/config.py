@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 from dataclasses import dataclass
+from pathlib import Path
 
 from kvdir.config import setting
 from kvdir.core.directory import Limits
@@ -82,6 +83,8 @@ class CoordinatorConfig:
         for field in ("quota_interval_s", "quota_max_blocks", "checkpoint_every_s"):
             if getattr(self, field) <= 0:
                 out.append(f"{field}: must be above 0")
+        if self.checkpoint and not Path(self.checkpoint).absolute().parent.is_dir():
+            out.append(f"checkpoint: {Path(self.checkpoint).absolute().parent} is not a directory: make it first")
         for text in self.quota:
             try:
                 parse_quota(text)

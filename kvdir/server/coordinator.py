@@ -32,6 +32,7 @@ from kvdir.location import StreamState
 from kvdir.obs.logs import say
 from kvdir.obs.metrics import CoordinatorMetrics
 from kvdir.rpc.event_codec import encode_evict_request, encode_sketch_request
+from kvdir.server.checkpoint import Checkpointer, CheckpointFigures
 from kvdir.server.config import CoordinatorConfig
 from kvdir.server.connections import Connections
 from kvdir.v1 import events_pb2
@@ -52,6 +53,8 @@ class Coordinator:
         self.name = name
         self.version = version
         self.draining = False
+        self.checkpoints = CheckpointFigures()
+        self.checkpointer: Checkpointer | None = None
         self.quotas = QuotaKeeper(config.quotas())
         self._waiters: defaultdict[str, list[asyncio.Future[None]]] = defaultdict(list)
 

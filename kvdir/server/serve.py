@@ -110,6 +110,7 @@ async def running(coordinator: Coordinator) -> AsyncIterator[Bound]:
                 refresh=_refresher(coordinator),
                 alive=pulse.fault,
                 ready=lambda: _not_ready(coordinator),
+                remark=lambda: _remark(coordinator),
             )
             stack.callback(side.close)
             http = f"{side.address[0]}:{side.address[1]}"
@@ -117,6 +118,7 @@ async def running(coordinator: Coordinator) -> AsyncIterator[Bound]:
         for service in ("", *SERVICES):
             await healthy.set(service, health_pb2.HealthCheckResponse.SERVING)
         ticker = asyncio.create_task(run_ticker(coordinator, pulse.beat))
+        stack.push_async_callback(_keep_checkpoint(coordinator))
         try:
             yield Bound(f"{host}:{port}", http, coordinator.version, ticker)
         finally:
@@ -125,6 +127,27 @@ async def running(coordinator: Coordinator) -> AsyncIterator[Bound]:
             await server.stop(config.grace_s)
             ticker.cancel()
             await asyncio.gather(ticker, return_exceptions=True)
+
+
+def _keep_checkpoint(coordinator: Coordinator) -> Callable[[], Awaitable[None]]:
+    """Begins to write checkpoints, if there are to be any. Returns how to end that, with a last one within the grace."""
+    checkpointer, config = coordinator.checkpointer, coordinator.config
+    if checkpointer is None:
+        return _nothing
+    running = asyncio.create_task(checkpointer.run(config.checkpoint_every_s), name="checkpoint")
+
+    async def end() -> None:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(config.grace_s):
+                await checkpointer.write()
+
+    return end
+
+
+async def _nothing() -> None:
+    pass
 
 
 def _bind(server: grpc.aio.Server, host: str, port: int) -> int:
@@ -163,6 +186,10 @@ def _not_ready(coordinator: Coordinator) -> str:
     if coordinator.draining:
         return "draining"
     return "warming: some node has not restated what it holds since the start" if coordinator.directory.warming else ""
+
+
+def _remark(coordinator: Coordinator) -> str:
+    return "(partial: some live node has not restated what it holds)" if coordinator.directory.partial else ""
 
 
 async def _wait_streams(coordinator: Coordinator, grace_s: float) -> None:
