@@ -7,9 +7,9 @@ native index; simulated are time, the connections, and what the nodes hold. Equa
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import random
-from collections.abc import Callable
 from types import TracebackType
 from typing import Literal, Self
 
@@ -18,6 +18,7 @@ from kvdir.core.answer import Lookup
 from kvdir.core.directory import Directory, Limits
 from kvdir.core.feedback import StaleReport
 from kvdir.core.inspect import node_views
+from kvdir.core.sketches import SKETCH_CELLS
 from kvdir.core.trust import Cumulative
 from kvdir.core.views import NodeView
 from kvdir.errors import InvalidInput
@@ -31,7 +32,7 @@ from kvdir.server.config import CoordinatorConfig
 from kvdir.server.coordinator import Coordinator
 from kvdir.server.events_service import EventsService
 from kvdir.testing.clock import ManualClock
-from kvdir.testing.sim.invariants import broken, claims_of, contents, unsettled
+from kvdir.testing.sim.invariants import Watch, broken, claims_of, unsettled
 from kvdir.testing.sim.ledger import Item
 from kvdir.testing.sim.loop import SimulatedLoop
 from kvdir.testing.sim.network import Delivery, Faults, Network, name_of
@@ -154,6 +155,7 @@ class LocalCluster:
         faults: Faults | None = None,
         namespaces: int = 1,
         ring_events: int = 65_536,
+        sketch_cells: int = SKETCH_CELLS,
         chunk_blocks: int = 8_192,
         config: CoordinatorConfig | None = None,
         limits: Limits | None = None,
@@ -174,6 +176,7 @@ class LocalCluster:
         self.checked_s = START_S
         self.directory = LocalDirectory(self)
         self._index = index
+        self._sketch_cells = sketch_cells or SKETCH_CELLS
         self._rng = random.Random(seed)
         self._seed = seed
         self._checked = -1
@@ -183,7 +186,7 @@ class LocalCluster:
         self._until: asyncio.Future[None] | None = None
         self._loop = SimulatedLoop(ManualClock(START_S))
         network_rng = random.Random(self._rng.random())
-        self.network = Network(self._loop, network_rng, faults or Faults(), twice=self._applied_twice)
+        self.network = Network(self._loop, network_rng, faults or Faults(), Watch(self))
         self.coordinator = self._start_coordinator()
         setup = NodeSetup(
             loop=self._loop,
@@ -193,6 +196,7 @@ class LocalCluster:
             namespaces=self.namespaces,
             digests=self.digests,
             ring_events=ring_events,
+            sketch_cells=sketch_cells,
             chunk_blocks=chunk_blocks,
             silence_s=silence_s,
             backoff=backoff or Backoff(),
@@ -244,7 +248,7 @@ class LocalCluster:
         limit_s = start_s + heartbeats * self.heartbeat_s
         while words := list(unsettled(self)):
             if self.now_s >= limit_s:
-                raise self._broken(f"not settled within {heartbeats:g} heartbeats: " + "; ".join(words))
+                raise self.violation(f"not settled within {heartbeats:g} heartbeats: " + "; ".join(words))
             self.advance(min(self.tick_s, self.heartbeat_s / 4))
         self.check()
         return (self.now_s - start_s) / self.heartbeat_s
@@ -255,7 +259,7 @@ class LocalCluster:
             return
         self.checks += 1
         for words in broken(self):
-            raise self._broken(words)
+            raise self.violation(words)
         self.checked_s = self.now_s
 
     # -- nodes and coordinator -------------------------------------------------------------------------------------------
@@ -269,13 +273,13 @@ class LocalCluster:
         name = name_of(node)
         self.directory.core.want_snapshot(name)
         if not self._loop.run_until_complete(self.coordinator.wait_snapshot(name, timeout_s=timeout_s)):
-            raise self._broken(f"{name} was not reconciled within {timeout_s:g} s")
+            raise self.violation(f"{name} was not reconciled within {timeout_s:g} s")
         self._raise_faults()
         return self.directory.trust(name)
 
-    def kill_coordinator(self) -> None:
-        """It is gone, with all it knew, until `restart_coordinator`; what it believed stays visible for tests."""
-        self.network.coordinator_died()
+    def kill_coordinator(self, *, silently: bool = False) -> None:
+        """It is gone, with all it knew, until `restart_coordinator`. silently: as when its machine dies, no agent is told."""
+        self.network.coordinator_died(silently=silently)
 
     def restart_coordinator(self) -> None:
         """A new coordinator, which knows nothing, takes the place of the old one."""
@@ -309,7 +313,9 @@ class LocalCluster:
     def _start_coordinator(self) -> LocalCoordinator:
         native = self._index == "native"
         index = Index(seed=self._seed) if native else ReferenceIndex(seed=self._seed)
-        directory = Directory(index, Sketch if native else ReferenceSketch, self.limits, now_s=self._loop.time())
+        new_sketch = functools.partial(Sketch if native else ReferenceSketch, self._sketch_cells)
+        limits = dataclasses.replace(self.limits, sketch_cells=self._sketch_cells)
+        directory = Directory(index, new_sketch, limits, now_s=self._loop.time())
         coordinator = LocalCoordinator(self.config, directory, self._loop)
         self.network.service = EventsService(coordinator)
         return coordinator
@@ -324,27 +330,16 @@ class LocalCluster:
             try:
                 self.check()
             except Violation as violation:
-                self._note(violation)
+                self.note(violation)
 
-    def _applied_twice(self) -> Callable[[], None]:
-        """A message is about to be applied for the second time: what lookups name must not change by it."""
-        if not self.watch:
-            return lambda: None
-        core = self.directory.core
-        before = contents(core)
-
-        def compare() -> None:
-            if contents(core) != before:
-                self._note(self._broken("a message that came twice changed what lookups name"))
-
-        return compare
-
-    def _note(self, violation: Violation) -> None:
+    def note(self, violation: Violation) -> None:
+        """Ends `advance` with it."""
         self._violation = self._violation or violation
         if self._until is not None and not self._until.done():
             self._until.set_exception(violation)
 
-    def _broken(self, words: str) -> Violation:
+    def violation(self, words: str) -> Violation:
+        """With what came before it."""
         return Violation(words, at_s=self.now_s, recent=tuple(self.network.recent))
 
     def _raise_faults(self) -> None:
@@ -353,7 +348,7 @@ class LocalCluster:
         faults = [*self._loop.faults, *self.network.bugs]
         faults += [life.fault for node in self.nodes for life in node.lives if life.fault]
         if faults:
-            raise self._broken("; ".join(faults))
+            raise self.violation("; ".join(faults))
 
 
 def _complete(future: asyncio.Future[None]) -> None:

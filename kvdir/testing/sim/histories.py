@@ -17,6 +17,7 @@ from kvdir.core.repair import RepairPolicy
 from kvdir.server.config import CoordinatorConfig
 from kvdir.testing.sim.cluster import LocalCluster, Violation
 from kvdir.testing.sim.network import Faults
+from kvdir.testing.sim.random_steps import random_steps
 from kvdir.testing.sim.steps import play
 from kvdir.testing.sim.story import Setup, Step, Story
 
@@ -31,14 +32,7 @@ LIMITS = Limits(
     max_snapshots=2,
     repair=RepairPolicy(idle_s=0.4, total_s=4.0, retry_base_s=0.1, retry_max_s=1.0, spacing_s=0.2),
 )
-HEALING_HEARTBEATS = 30
-BLOCKS = 8
-
-STEPS: tuple[tuple[str, int], ...] = (
-    ("store", 20), ("remove", 12), ("clear", 3), ("lose", 4), ("garbage", 2), ("advance", 30), ("drop", 4), ("cut", 4),
-    ("partition", 2), ("rejoin", 3), ("restart", 3), ("twice", 1), ("kill", 1), ("leave", 1), ("clock", 1), ("coordinator", 2),
-    ("ghost", 2), ("echo", 1), ("network", 2), ("read", 4), ("accuse", 2), ("reconcile", 2),
-)  # fmt: skip
+HEALING_HEARTBEATS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +55,7 @@ def random_story(seed: int) -> Story:
         seed=seed,
         namespaces=rng.choice([1, 1, 2]),
         ring_events=rng.choice([3, 8, 100]),
+        sketch_cells=rng.choice([0, 8, 16, 64, 64]),
         chunk_blocks=rng.choice([1, 3, 100]),
         credit_events=rng.choice([3, 64, 8192]),
         loss=0.0 if calm else rng.choice([0.0, 0.02, 0.1, 0.3]),
@@ -68,10 +63,7 @@ def random_story(seed: int) -> Story:
         jitter_s=rng.choice([0.0, 0.01, 0.2]),
         index=rng.choice(["native"] * 9 + ["reference"]),
     )
-    verbs, weights = zip(*STEPS, strict=True)
-    count = rng.choice([10, 20, 30, 50])
-    chosen = rng.choices(verbs, weights, k=count)
-    return Story(setup, tuple(Step(verb, _ARGUMENTS[verb](rng)) for verb in chosen))
+    return Story(setup, tuple(random_steps(rng, rng.choice([10, 20, 30, 50]))))
 
 
 def tell(story: Story, *, watch: bool = True) -> Told:
@@ -83,6 +75,7 @@ def tell(story: Story, *, watch: bool = True) -> Told:
         faults=Faults(loss=setup.loss, duplicates=setup.duplicates, jitter_s=setup.jitter_s),
         namespaces=setup.namespaces,
         ring_events=setup.ring_events,
+        sketch_cells=setup.sketch_cells,
         chunk_blocks=setup.chunk_blocks,
         config=CoordinatorConfig(heartbeat_interval_ms=500, credit_events=setup.credit_events),
         limits=LIMITS,
@@ -152,53 +145,3 @@ class _Budget:
     def fails(self, story: Story) -> bool:
         self._left -= 1
         return self._left >= 0 and self._fails(story)
-
-
-# -- arguments of random steps ---------------------------------------------------------------------------------------------
-
-
-def _node(rng: random.Random) -> str:
-    return str(rng.randrange(4))
-
-
-def _place(rng: random.Random) -> tuple[str, str, str]:
-    return _node(rng), rng.choice(["cpu", "cpu", "disk"]), str(rng.randrange(2))
-
-
-def _blocks(rng: random.Random) -> str:
-    return ",".join(map(str, sorted(rng.sample(range(BLOCKS), rng.choice([1, 1, 2, 4])))))
-
-
-def _clear(rng: random.Random) -> tuple[str, ...]:
-    node, tier, namespace = _place(rng)
-    return node, tier, rng.choice([namespace, "all"])
-
-
-_DELAYS = ("0", "0", "0.3", "3")
-
-_ARGUMENTS: dict[str, Callable[[random.Random], tuple[str, ...]]] = {
-    "store": lambda rng: (*_place(rng), _blocks(rng)),
-    "remove": lambda rng: (*_place(rng), _blocks(rng)),
-    "clear": _clear,
-    "lose": lambda rng: (*_place(rng), rng.choice(["stored", "removed"]), _blocks(rng)),
-    "garbage": lambda rng: (
-        _node(rng), rng.choice(["kind", "tier", "namespace", "width", "epoch", "zero", "chunk", "nothing"])
-    ),
-    "advance": lambda rng: (rng.choice(["0.01", "0.05", "0.1", "0.1", "0.3", "0.6", "1", "3"]),),
-    "drop": lambda rng: (_node(rng), str(rng.choice([1, 2, 5]))),
-    "cut": lambda rng: (_node(rng), rng.choice(["0", "0.05", "0.5"])),
-    "partition": lambda rng: (_node(rng),),
-    "rejoin": lambda rng: (_node(rng),),
-    "restart": lambda rng: (_node(rng), rng.choice(["kept", "empty"])),
-    "twice": lambda rng: (_node(rng),),
-    "kill": lambda rng: (_node(rng),),
-    "leave": lambda rng: (_node(rng),),
-    "clock": lambda rng: (_node(rng), rng.choice(["-86400", "-1", "3600"])),
-    "coordinator": lambda rng: (rng.choice(["restarts", "restarts", "dies"]),),
-    "ghost": lambda rng: (_node(rng),),
-    "echo": lambda rng: (_node(rng),),
-    "network": lambda rng: (rng.choice(["0", "0", "0.1", "0.5"]), rng.choice(["0", "0.2"]), rng.choice(["0", "0.1", "0.5"])),
-    "read": lambda rng: (str(rng.randrange(2)), _blocks(rng), rng.choice(_DELAYS)),
-    "accuse": lambda rng: (*_place(rng), _blocks(rng), rng.choice(_DELAYS)),
-    "reconcile": lambda rng: (_node(rng),),
-}  # fmt: skip

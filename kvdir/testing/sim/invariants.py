@@ -5,10 +5,11 @@ Reads only. Truth comes from the ledgers of the lives, belief from the same call
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from kvdir.core.directory import Directory
+from kvdir.core.feedback import StaleReport
 from kvdir.core.inspect import faults, node_views
 from kvdir.core.node import Stream
 from kvdir.core.views import NodeView
@@ -37,6 +38,8 @@ def broken(cluster: LocalCluster) -> Iterator[str]:
             yield f"{view.trust.node} is said to have epoch {view.trust.epoch:x}, which it never had"
         elif _registered_dead(cluster, life):
             yield f"{life.node.name}: epoch {life.epoch:x} was registered after its process had died"
+        elif view.trust.state is StreamState.SYNCED and view.trust.age_s > core.limits.stale_after_s + 2 * cluster.tick_s:
+            yield f"{view.trust.node} is synced, and silent for {view.trust.age_s:.1f} s"
         elif view.trust.state is StreamState.SYNCED:
             yield from _wrong_figures(cluster, view, life, claims.get((view.trust.node, view.trust.epoch), set()))
 
@@ -80,6 +83,51 @@ def contents(core: Directory) -> object:
                 parts.append((key, sorted(names)))
         if not cursor:
             return sorted(parts)
+
+
+class Watch:
+    """Looks at single messages, before and after they are handled (network.Watcher)."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self._cluster = cluster
+
+    def twice(self) -> Callable[[], None]:
+        """Applying anything twice changes nothing that lookups name."""
+        core = self._cluster.directory.core
+        before = contents(core)
+
+        def compare() -> None:
+            if contents(core) != before:
+                self._cluster.note(self._cluster.violation("a message that came twice changed what lookups name"))
+
+        return compare if self._cluster.watch else _nothing
+
+    def feedback(self, report: StaleReport) -> Callable[[], None]:
+        """Feedback for another epoch changes nothing, and none undoes a store that was heard since the owner answered."""
+        cluster, core = self._cluster, self._cluster.directory.core
+        named = {report.namespace_digest: [report.fingerprints]}
+        before = claims_of(core, named, now_s=cluster.now_s)
+        stream = core.nodes[report.node].stream if report.node in core.nodes else None
+        life = cluster.node(report.node).life_of(report.epoch)
+        heard = stream.cursor.applied_seq if stream else 0
+
+        def compare() -> None:
+            after = claims_of(core, named, now_s=cluster.now_s)
+            gone = {key: items - after.get(key, set()) for key, items in before.items() if items - after.get(key, set())}
+            if not gone:
+                return
+            if gone.keys() != {(report.node, report.epoch)} or life is None:
+                cluster.note(cluster.violation(f"feedback about epoch {report.epoch:x} of {report.node} changed {gone}"))
+            elif heard > report.owner_seq:
+                stored = set(life.ledger.at(heard) or ()) - (life.ledger.at(report.owner_seq) or set())
+                if gone[report.node, report.epoch] & stored:
+                    cluster.note(cluster.violation(f"feedback as of event {report.owner_seq} undid a later store"))
+
+        return compare if cluster.watch else _nothing
+
+
+def _nothing() -> None:
+    pass
 
 
 def _registered_dead(cluster: LocalCluster, life: Life) -> bool:

@@ -16,7 +16,7 @@ import zlib
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from kvdir.core.feedback import StaleReport
 from kvdir.errors import KvdirError, Unavailable
@@ -26,6 +26,7 @@ from kvdir.testing.sim.wire import Call, ClientCall, Pipe, ServerContext
 
 CONNECT_TIMEOUT_S = 1.0
 _OPENING = frozenset({"hello", "welcome"})
+_ONCE = frozenset({"hello", "goodbye"})
 _RECENT = 60
 
 
@@ -58,6 +59,16 @@ class Delivery:
         return f"{self.at_s:10.3f} {self.node} {'->' if self.upward else '<-'} {text[:160]}"
 
 
+class Watcher(Protocol):
+    """Looks on. What it returns is called when the message has been handled."""
+
+    def twice(self) -> Callable[[], None]:
+        """A message comes again, right after the first time."""
+
+    def feedback(self, report: StaleReport) -> Callable[[], None]:
+        """A reader's report comes."""
+
+
 @dataclass(slots=True)
 class _Drops:
     """Events of one node still to be lost, and the share of its batches lost."""
@@ -78,8 +89,7 @@ class Network:
         loop: asyncio.AbstractEventLoop,
         rng: random.Random,
         faults: Faults,
-        *,
-        twice: Callable[[], Callable[[], None]],
+        watcher: Watcher,
     ) -> None:
         self.faults = faults
         self.service: EventsService | None = None
@@ -92,7 +102,7 @@ class Network:
         self.digest = 0
         self._loop = loop
         self._rng = rng
-        self._twice = twice
+        self._watcher = watcher
         self._drops: dict[str, _Drops] = {}
         self._partitioned: set[str] = set()
         self._calls: list[Call] = []
@@ -139,11 +149,16 @@ class Network:
                 else:
                     call.up.snap(error)
 
-    def coordinator_died(self) -> None:
-        """Every call breaks at both ends, and connecting is refused until there is a `service` again."""
+    def coordinator_died(self, *, silently: bool = False) -> None:
+        """Every call breaks, and connecting is refused until there is a `service` again. silently: no agent is told."""
         self.service = None
+        error = Unavailable("simulated: the coordinator died")
         for call in tuple(self._calls):
-            call.snap(Unavailable("simulated: the coordinator died"))
+            call.up.snap(error)
+            if silently:
+                call.down.mute()
+            else:
+                call.down.snap(error)
 
     def heal(self) -> None:
         """No faults any more; what was held goes on."""
@@ -171,9 +186,8 @@ class Network:
 
     def report_stale(self, report: StaleReport, *, delay_s: float = 0.0) -> None:
         """A reader's feedback travels to the coordinator, like any other message."""
-        request = encode_stale_report(report)
         for _ in range(self._fate("report")):
-            self._loop.call_later(delay_s + self._delay_s(), self._deliver_report, request)
+            self._loop.call_later(delay_s + self._delay_s(), self._deliver_report, report)
 
     def begin_call(self, node: str, life: int, requests: list[Any]) -> None:
         """A call that says just these messages: for what no publisher of today would do."""
@@ -185,9 +199,16 @@ class Network:
 
     def inject(self, node: str, request: Any) -> None:
         """A message of unknown origin turns up in the newest call of a node; nothing when it has none."""
-        calls = self._calls_of(node)
-        if calls and calls[-1].up.delivered:
+        calls = [call for call in self._calls_of(node) if call.up.delivered and not call.down.ended]
+        if calls:
             calls[-1].up.send(request)
+
+    def repeat(self, node: str, number: int) -> None:
+        """A batch, heartbeat or the like that came in the newest call of a node some time ago comes once more."""
+        calls = [call for call in self._calls_of(node) if call.up.history and not call.down.ended]
+        if calls:
+            history = calls[-1].up.history
+            calls[-1].up.send(history[number % len(history)])
 
     def _open(self, node: str, life: int) -> Call:
         if self.service is None:
@@ -201,7 +222,7 @@ class Network:
     async def _serve(self, service: EventsService, call: Call) -> None:
         error: Exception | None = Unavailable("simulated: the coordinator hung up")
         try:
-            await service.Publish(None, ServerContext(call, twice=self._twice))
+            await service.Publish(None, ServerContext(call, twice=self._watcher.twice))
             error = None
         except KvdirError as refused:
             error = refused
@@ -213,16 +234,18 @@ class Network:
             call.down.close(error)
             self._calls.remove(call)
 
-    def _deliver_report(self, request: Any) -> None:
+    def _deliver_report(self, report: StaleReport) -> None:
         if self.service is not None:
-            self._start(self._report(self.service, request))
+            self._start(self._report(self.service, report))
 
-    async def _report(self, service: EventsService, request: Any) -> None:
+    async def _report(self, service: EventsService, report: StaleReport) -> None:
+        handled = self._watcher.feedback(report)
         try:
             with contextlib.suppress(KvdirError):
-                await service.ReportStale(request, None)
+                await service.ReportStale(encode_stale_report(report), None)
         except Exception as bug:
             self.bugs.append(f"a report of stale blocks failed: {bug!r}")
+        handled()
 
     def _start(self, work: Any) -> asyncio.Task[None]:
         task: asyncio.Task[None] = self._loop.create_task(work)
@@ -257,6 +280,8 @@ class Network:
         self.deliveries += 1
         mark = f"{now_s:.6f} {pipe.node} {pipe.upward} {message.WhichOneof('message')} {message.ByteSize()}"
         self.digest = zlib.crc32(mark.encode(), self.digest)
+        if pipe.upward and message.WhichOneof("message") not in _ONCE:
+            pipe.history.append(message)
         self.recent.append(Delivery(now_s, pipe.node, pipe.upward, message))
 
     def _delay_s(self) -> float:

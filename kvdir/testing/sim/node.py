@@ -16,9 +16,11 @@ from functools import partial
 from typing import Any
 
 from kvdir.client.publisher import Backoff, Publisher, PublisherIdentity
-from kvdir.core.event import Event, HeartbeatFigures, OwnerCount
+from kvdir.core.event import Event, EvictRequest, EvictResult, HeartbeatFigures, OwnerCount
 from kvdir.core.outbox import OwnerOutbox
+from kvdir.core.sketches import OwnerSketches
 from kvdir.fingerprint import Fingerprints
+from kvdir.index import Sketch
 from kvdir.location import Tier
 from kvdir.namespace import Namespace
 from kvdir.testing.sim.ledger import Item, Ledger, by_place, count
@@ -42,7 +44,11 @@ def fingerprints_of(blocks: Blocks) -> Fingerprints:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSetup:
-    """What all nodes have in common. ring_events: the agent's outbox. dial: connects, given node name and epoch."""
+    """What all nodes have in common.
+
+    ring_events: size of the agent's outbox. sketch_cells: of the agent's sketches, 0 for an agent that keeps none. dial: connects,
+    given node name and epoch; died: told when a process dies.
+    """
 
     loop: asyncio.AbstractEventLoop
     dial: Callable[[str, int], AbstractAsyncContextManager[Any]]
@@ -51,6 +57,7 @@ class NodeSetup:
     namespaces: Sequence[Namespace]
     digests: Sequence[bytes]
     ring_events: int
+    sketch_cells: int
     chunk_blocks: int
     silence_s: float
     backoff: Backoff
@@ -63,24 +70,26 @@ class Life:
         self.node = node
         self.epoch = epoch
         self.ledger = Ledger()
-        self.outbox = OwnerOutbox(max_events=node.setup.ring_events)
+        setup = node.setup
+        sketches = OwnerSketches(partial(Sketch, setup.sketch_cells)) if setup.sketch_cells else None
+        self.outbox = OwnerOutbox(max_events=setup.ring_events, sketches=sketches)
         self.fenced = ""
+        self.known = True
+        """Whether the agent knows what it holds; not after its engine's bus has lost events, until it has asked."""
         self.left = False
         self.died_s: float | None = None
         self.registered = False
         """Whether the coordinator was seen to know this epoch."""
         for digest, tier, fingerprints in by_place(held):
             self.stored(digest, tier, Fingerprints.of(fingerprints))
-        setup = node.setup
         self.publisher = Publisher(
             "coordinator",
-            PublisherIdentity(
-                node.name, epoch, node.address, node.unix_ms(), tuple(setup.namespaces)
-            ),
+            PublisherIdentity(node.name, epoch, node.address, node.unix_ms(), tuple(setup.namespaces)),
             self.outbox,
             snapshot=self._snapshot,
             heartbeat=self._heartbeat,
             on_fenced=self._note_fence,
+            evict=self._evict,
             rng=random.Random(epoch),
             backoff=setup.backoff,
             silence_s=setup.silence_s,
@@ -121,38 +130,59 @@ class Life:
     # -- changes, each with its event ------------------------------------------------------------------------------------
 
     def stored(self, digest: bytes, tier: Tier, fingerprints: Fingerprints) -> None:
-        self.ledger.change(added=_items(digest, tier, fingerprints))
-        self.outbox.append(Event.stored(tier, digest, fingerprints))
+        self.say(Event.stored(tier, digest, fingerprints), added=items_of(digest, tier, fingerprints))
 
     def removed(self, digest: bytes, tier: Tier, fingerprints: Fingerprints) -> None:
-        self.ledger.change(removed=_items(digest, tier, fingerprints))
-        self.outbox.append(Event.removed(tier, digest, fingerprints))
+        self.say(Event.removed(tier, digest, fingerprints), removed=items_of(digest, tier, fingerprints))
 
     def cleared(self, digest: bytes, tier: Tier) -> None:
-        self.ledger.change(removed=[item for item in self.ledger.held if item.tier is tier and digest in (b"", item[0])])
-        self.outbox.append(Event.cleared(tier, digest))
+        gone = [item for item in self.ledger.held if item.tier is tier and digest in (b"", item.namespace_digest)]
+        self.say(Event.cleared(tier, digest), removed=gone)
 
-    def unheard(self, added: Iterable[Item], removed: Iterable[Item]) -> None:
-        """A change whose event was lost on the way into the outbox; its number is used up."""
+    def say(self, event: Event, *, added: Iterable[Item] = (), removed: Iterable[Item] = ()) -> None:
+        """A change and the event that stands for it, which need not be one that anybody understands."""
+        self.ledger.change(added=added, removed=removed)
+        sketches, self.outbox.sketches = self.outbox.sketches, None  # fed from the ledger: events here need not be exact changes
+        self.outbox.append(event)
+        self.outbox.sketches = sketches
+        if self.known:
+            self.restate()
+
+    def lose(self, *, added: Iterable[Item] = (), removed: Iterable[Item] = (), known: bool = True) -> None:
+        """A change whose event is lost, and its number used up. known: the agent itself knows what it holds all the same."""
         self.ledger.change(added=added, removed=removed)
         self.outbox.lose()
+        self.known &= known
+        if self.known:
+            self.restate()
 
-    def say(self, event: Event) -> None:
-        """An event behind which there is no change of ours, such as one of a kind that nobody knows."""
-        self.ledger.change()
-        self.outbox.append(event)
+    def restate(self) -> list[Event]:
+        """Everything that is held, also for the sketches."""
+        held = [Event.stored(tier, digest, Fingerprints.of(items)) for digest, tier, items in by_place(self.ledger.held)]
+        if self.outbox.sketches is not None:
+            self.outbox.sketches.restate(held)
+        return held
 
     # -- what the publisher asks -----------------------------------------------------------------------------------------
 
     def _snapshot(self) -> tuple[int, list[Event]]:
-        return self.outbox.last_seq, [
-            Event.stored(tier, digest, Fingerprints.of(fingerprints))
-            for digest, tier, fingerprints in by_place(self.ledger.held)
-        ]
+        self.known = True
+        return self.outbox.last_seq, self.restate()
 
     def _heartbeat(self) -> HeartbeatFigures:
-        counts = tuple(OwnerCount(digest, tier, blocks) for (digest, tier), blocks in sorted(count(self.ledger.held).items()))
-        return HeartbeatFigures(used_bytes=len(self.ledger.held), capacity_bytes=1 << 30, counts=counts)
+        held = sorted(count(self.ledger.held).items())
+        counts = tuple(OwnerCount(digest, tier, blocks) for (digest, tier), blocks in held)
+        return HeartbeatFigures(len(self.ledger.held), 1 << 30, counts if self.known else None)
+
+    def _evict(self, request: EvictRequest) -> EvictResult:
+        """Evicts in the order of fingerprints: simulated nodes know no recency. The floor holds."""
+        place = (request.namespace_digest, request.tier)
+        held = sorted(item for item in self.ledger.held if (item.namespace_digest, item.tier) == place)
+        victims = held[: max(0, min(request.max_blocks, len(held) - request.keep_blocks))]
+        if victims:
+            packed = Fingerprints.of([item.fingerprint for item in victims])
+            self.removed(request.namespace_digest, Tier(request.tier), packed)
+        return EvictResult(request.request_id, len(victims), self.outbox.last_seq)
 
     def _note_fence(self, reason: str) -> None:
         self.fenced = reason
@@ -233,11 +263,25 @@ class LocalNode:
         self.life.cleared(b"" if namespace is None else self._digest(namespace), tier)
 
     def lose(
-        self, *, stored: Blocks = (), removed: Blocks = (), tier: Tier = Tier.CPU, namespace: int = 0
+        self,
+        *,
+        stored: Blocks = (),
+        removed: Blocks = (),
+        tier: Tier = Tier.CPU,
+        namespace: int = 0,
+        known: bool = True,
     ) -> None:
-        """One change whose event is lost inside the node: by the engine's bus, or by a full queue. Its number is used up."""
+        """One change whose event is lost inside the node; its number is used up.
+
+        known: by the agent's own full queue, so that it knows what it holds. Otherwise by the engine's bus: it does not, until
+        somebody asks it for an absolute statement.
+        """
         digest = self._digest(namespace)
-        self.life.unheard(_items(digest, tier, fingerprints_of(stored)), _items(digest, tier, fingerprints_of(removed)))
+        self.life.lose(
+            added=items_of(digest, tier, fingerprints_of(stored)),
+            removed=items_of(digest, tier, fingerprints_of(removed)),
+            known=known,
+        )
 
     def change_silently(
         self, *, stored: Blocks = (), removed: Blocks = (), tier: Tier = Tier.CPU, namespace: int = 0
@@ -245,12 +289,15 @@ class LocalNode:
         """A bug: the contents change, and no number says so."""
         digest = self._digest(namespace)
         self.life.ledger.silently(
-            added=_items(digest, tier, fingerprints_of(stored)), removed=_items(digest, tier, fingerprints_of(removed))
+            added=items_of(digest, tier, fingerprints_of(stored)),
+            removed=items_of(digest, tier, fingerprints_of(removed)),
         )
+        self.life.restate()
 
     def _digest(self, namespace: int) -> bytes:
         return self.setup.digests[namespace]
 
 
-def _items(digest: bytes, tier: Tier, fingerprints: Fingerprints) -> list[Item]:
+def items_of(digest: bytes, tier: Tier, fingerprints: Fingerprints) -> list[Item]:
+    """The blocks of a list, in one place."""
     return [Item(digest, tier, fingerprint) for fingerprint in fingerprints]

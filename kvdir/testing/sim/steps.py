@@ -54,26 +54,31 @@ def clear(cluster: LocalCluster, node: str, tier: str, namespace: str) -> None:
 
 
 def lose(cluster: LocalCluster, node: str, tier: str, namespace: str, kind: str, blocks: str) -> None:
-    """The node stores or removes blocks, and the event is lost inside it; its number is used up."""
-    lost = {"stored": (), "removed": ()} | {kind: _blocks(blocks)}
-    _node(cluster, node).lose(**lost, tier=_tier(tier), namespace=_namespace(cluster, namespace))
+    """The node has `stored` or `removed` blocks, and its own full queue loses the event; its number is used up."""
+    _lose(cluster, node, tier, namespace, kind, blocks, known=True)
+
+
+def bus(cluster: LocalCluster, node: str, tier: str, namespace: str, kind: str, blocks: str) -> None:
+    """The engine has `stored` or `removed` blocks, and its bus loses the event: the agent sees the hole, not what was in it."""
+    _lose(cluster, node, tier, namespace, kind, blocks, known=False)
 
 
 def garbage(cluster: LocalCluster, node: str, kind: str) -> None:
-    """The node says something that cannot be understood: an event of unknown `kind`, `tier` or `namespace` or of a bad `width`, in its
-    own order; or a message with another `epoch`, sequence number `zero`, a `chunk` nobody asked for, or `nothing` in it.
+    """The node says what cannot be understood: a store as an event of unknown `kind` or bad `width`; an event of an unknown `tier` or
+    `namespace`; or a message with another `epoch`, with sequence number `zero`, a `chunk` that nobody asked for, or `nothing`.
     """
     life = _node(cluster, node).life
     digest, packed = cluster.digests[0], fingerprint_of(1)
+    stored = [Item(digest, Tier.CPU, packed)]
     match kind:
         case "kind":
-            life.say(Event(99, Tier.CPU, digest, packed, 16))
+            life.say(Event(99, Tier.CPU, digest, packed, 16), added=stored)
         case "tier":
             life.say(Event(1, 77, digest, packed, 16))
         case "namespace":
             life.say(Event(1, Tier.CPU, b"?" * 32, packed, 16))
         case "width":
-            life.say(Event(1, Tier.CPU, digest, b"12345", 5))
+            life.say(Event(1, Tier.CPU, digest, b"12345", 5), added=stored)
         case "epoch":
             cluster.network.inject(life.node.name, encode_heartbeat(life.epoch ^ 1, Heartbeat(10**9, HeartbeatFigures())))
         case "zero":
@@ -85,7 +90,7 @@ def garbage(cluster: LocalCluster, node: str, kind: str) -> None:
         case "nothing":
             cluster.network.inject(life.node.name, events_pb2.PublishRequest())
         case _:
-            raise ValueError(f"no garbage of kind {kind!r}")
+            raise InvalidInput(f"no garbage of kind {kind!r}")
 
 
 # -- processes -------------------------------------------------------------------------------------------------------------
@@ -117,11 +122,14 @@ def clock(cluster: LocalCluster, node: str, offset_s: str) -> None:
 
 
 def coordinator(cluster: LocalCluster, what: str) -> None:
-    """The coordinator `dies`, or `restarts` empty."""
-    if what == "dies":
-        cluster.kill_coordinator()
-    else:
-        cluster.restart_coordinator()
+    """The coordinator `dies`, `vanishes` with its machine, or `restarts` empty."""
+    match what:
+        case "dies" | "vanishes":
+            cluster.kill_coordinator(silently=what == "vanishes")
+        case "restarts":
+            cluster.restart_coordinator()
+        case _:
+            raise InvalidInput(f"a coordinator dies, vanishes or restarts; {what!r} is none of these")
 
 
 def ghost(cluster: LocalCluster, node: str) -> None:
@@ -151,6 +159,11 @@ def advance(cluster: LocalCluster, seconds: str) -> None:
 def network(cluster: LocalCluster, loss: str, duplicates: str, jitter_s: str) -> None:
     """From now on so many messages are lost, come twice, are late."""
     cluster.network.faults = Faults(loss=float(loss), duplicates=float(duplicates), jitter_s=float(jitter_s))
+
+
+def repeat(cluster: LocalCluster, node: str, number: str) -> None:
+    """A message that came from the node in this call some time ago comes again."""
+    cluster.network.repeat(_node(cluster, node).name, int(number))
 
 
 def drop(cluster: LocalCluster, node: str, count: str) -> None:
@@ -211,6 +224,12 @@ def reconcile(cluster: LocalCluster, node: str) -> None:
 # -- inside ----------------------------------------------------------------------------------------------------------------
 
 
+def _lose(cluster: LocalCluster, node: str, tier: str, namespace: str, kind: str, blocks: str, *, known: bool) -> None:
+    stored, removed = (_blocks(blocks), []) if kind == "stored" else ([], _blocks(blocks))
+    number = _namespace(cluster, namespace)
+    _node(cluster, node).lose(stored=stored, removed=removed, tier=_tier(tier), namespace=number, known=known)
+
+
 def _report(cluster: LocalCluster, life: Life, absent: set[Item], delay_s: float) -> None:
     for digest, tier, fingerprints in by_place(absent):
         report = StaleReport(
@@ -252,7 +271,7 @@ def _tier(name: str) -> Tier:
 _VERBS: dict[str, Callable[..., None]] = {
     verb.__name__: verb
     for verb in (
-        store, remove, clear, lose, garbage, restart, twice, kill, leave, clock, coordinator, ghost, echo, advance, network,
-        drop, cut, partition, rejoin, read, accuse, reconcile,
+        store, remove, clear, lose, bus, garbage, restart, twice, kill, leave, clock, coordinator, ghost, echo, advance, network,
+        repeat, drop, cut, partition, rejoin, read, accuse, reconcile,
     )
 }  # fmt: skip

@@ -31,15 +31,21 @@ class Step:
     def __str__(self) -> str:
         return " ".join((self.verb, *self.args))
 
+    @classmethod
+    def parse(cls, line: str) -> Self:
+        verb, *args = line.split()
+        return cls(verb, tuple(args))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """The cluster of a story. loss, duplicates: shares of messages; jitter_s: of their delay. index: native or reference."""
+    """The cluster of a story. sketch_cells: 0 for agents that keep no sketches. loss, duplicates: shares of messages; jitter_s: of their delay. index: native or reference."""
 
     nodes: int = 3
     seed: int = 0
     namespaces: int = 1
     ring_events: int = 65_536
+    sketch_cells: int = 64
     chunk_blocks: int = 8_192
     credit_events: int = 8_192
     loss: float = 0.0
@@ -73,7 +79,7 @@ class Story:
             if words[0] == "cluster":
                 setup = _setup(words[1:], line)
             else:
-                steps.append(Step(words[0], tuple(words[1:])))
+                steps.append(Step.parse(" ".join(words)))
         return cls(setup, tuple(steps))
 
     def with_steps(self, steps: Iterable[Step]) -> Story:

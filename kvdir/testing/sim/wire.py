@@ -20,6 +20,7 @@ import grpc.aio
 
 WINDOW_MESSAGES = 64
 """So many messages fill one direction; more have to wait, as HTTP/2 flow control makes them."""
+HISTORY_MESSAGES = 16
 
 
 class Carrier(Protocol):
@@ -42,13 +43,17 @@ class _End:
 
 
 class Pipe:
-    """One direction. node: whose call it is. on_end: told when the end arrives, with its error. delivered: messages so far."""
+    """One direction. node: whose call it is. on_end: told when the end arrives, with its error.
+
+    delivered: messages so far. history: the last of them that make sense again, for the network to repeat.
+    """
 
     def __init__(self, carrier: Carrier, loop: asyncio.AbstractEventLoop, node: str, *, upward: bool) -> None:
         self.node = node
         self.upward = upward
         self.on_end: Callable[[Exception | None], None] = lambda _: None
         self.delivered = 0
+        self.history: deque[Any] = deque(maxlen=HISTORY_MESSAGES)
         self.repeated = False
         """What was read last is the very message that was read before it."""
         self._carrier = carrier
@@ -88,6 +93,11 @@ class Pipe:
         self._in_flight.clear()
         self._arrived.clear()
         self._finish(_End(error))
+
+    def mute(self) -> None:
+        """Nothing comes out any more, and the receiver is not told."""
+        self._closed = True
+        self._in_flight.clear()
 
     def hold_back(self, seconds: float) -> None:
         """What is in flight, and what follows, arrives no sooner than in so many seconds."""
@@ -167,11 +177,6 @@ class Call:
         self.life = life
         self.up = Pipe(carrier, loop, node, upward=True)
         self.down = Pipe(carrier, loop, node, upward=False)
-
-    def snap(self, error: Exception) -> None:
-        """Breaks for both ends."""
-        self.up.snap(error)
-        self.down.snap(error)
 
 
 class ClientCall:
