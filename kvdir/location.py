@@ -33,6 +33,24 @@ class StreamState(enum.IntEnum):
         return self is StreamState.SYNCED
 
 
+class MinTrust(enum.IntEnum):
+    """How far a node must be trusted to be named in an answer; the numbers are those of kvdir.v1.MinTrust."""
+
+    ANY = 1
+    NOT_STALE = 2
+    SYNCED = 3
+
+    def admits(self, state: StreamState) -> bool:
+        """Whether a node whose stream is in this state may be named."""
+        match self:
+            case MinTrust.SYNCED:
+                return state is StreamState.SYNCED
+            case MinTrust.NOT_STALE:
+                return state not in (StreamState.STALE, StreamState.FENCED)
+            case MinTrust.ANY:
+                return True
+
+
 @dataclass(frozen=True, slots=True)
 class Location:
     """One node's tier."""
@@ -47,6 +65,8 @@ class NodeTrust:
 
     epoch: random 64 bits of the node's current stream. age_s: since it was last heard, monotonic seconds.
     missing_events: known lost and not yet repaired. peer_address: gRPC "host:port" of its agent.
+    confirmed: share (0 to 1) of its entries that the owner has confirmed in sum; the rest came by single events since, or from
+    a checkpoint.
     """
 
     node: str
@@ -56,3 +76,4 @@ class NodeTrust:
     age_s: float
     missing_events: int
     peer_address: str
+    confirmed: float = 0.0

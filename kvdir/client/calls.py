@@ -15,7 +15,7 @@ from kvdir.core.feedback import Feedback, StaleReport
 from kvdir.core.quota_views import QuotasView
 from kvdir.core.views import NodeView, StatusView
 from kvdir.fingerprint import Fingerprints
-from kvdir.location import NodeTrust
+from kvdir.location import MinTrust, NodeTrust
 from kvdir.rpc.admin_codec import decode_node, decode_status
 from kvdir.rpc.event_codec import encode_stale_report
 from kvdir.rpc.lookup_codec import check_version, decode_lookup, decode_trust, encode_lookup_request
@@ -44,8 +44,10 @@ class Reconciled:
     blocks: int
 
 
-def lookup(namespace_digest: bytes, fingerprints: Fingerprints, *, mode: LookupMode, touch: bool) -> Call[Lookup]:
-    request = encode_lookup_request(namespace_digest, fingerprints, mode=mode, touch=touch)
+def lookup(
+    namespace_digest: bytes, fingerprints: Fingerprints, *, mode: LookupMode, touch: bool, min_trust: MinTrust = MinTrust.ANY
+) -> Call[Lookup]:
+    request = encode_lookup_request(namespace_digest, fingerprints, mode=mode, touch=touch, min_trust=min_trust)
     return Call("/kvdir.v1.Directory/Lookup", request, directory_pb2.LookupResponse, decode_lookup)
 
 

@@ -22,6 +22,7 @@ from kvdir.core.quota_views import QuotasView
 from kvdir.core.views import DumpPart, NodeView, StatusView
 from kvdir.errors import DeadlineExceeded, KvdirError, Unavailable
 from kvdir.fingerprint import Fingerprints
+from kvdir.location import MinTrust
 from kvdir.rpc.admin_codec import decode_part
 from kvdir.rpc.channel import DEFAULT_MAX_MESSAGE_BYTES, client_options
 from kvdir.rpc.status import from_rpc_error
@@ -69,10 +70,14 @@ class Client:
         *,
         mode: LookupMode = LookupMode.SPARSE,
         touch: bool = False,
+        min_trust: MinTrust = MinTrust.ANY,
         deadline_s: float | None = None,
     ) -> Lookup:
-        """Who is said to hold which of the blocks. Raises UnknownNamespace, TooLarge, Unavailable, DeadlineExceeded."""
-        return self._call(calls.lookup(namespace_digest, fingerprints, mode=mode, touch=touch), deadline_s)
+        """Who is said to hold which of the blocks; nodes below min_trust are left out, and counted in `below_trust`.
+
+        Raises UnknownNamespace, TooLarge, Unavailable, DeadlineExceeded.
+        """
+        return self._call(calls.lookup(namespace_digest, fingerprints, mode=mode, touch=touch, min_trust=min_trust), deadline_s)
 
     def report_stale(self, report: StaleReport, *, deadline_s: float | None = None) -> Feedback:
         """Tells that an owner answered "absent" for blocks the directory named."""

@@ -38,7 +38,8 @@ class Run:
 class Lookup:
     """runs: u32 triples (start, count, set). sets: packed u32, node_index << 8 | tier. hits, asked: positions.
 
-    warming: the coordinator has not heard an absolute statement of every known stream since it started.
+    warming: the coordinator has not heard an absolute statement of every known stream since it started. below_trust: how many
+    nodes hold some of the blocks but are not named, because the caller asked for more trust.
     """
 
     runs: bytes
@@ -47,6 +48,7 @@ class Lookup:
     hits: int
     asked: int
     warming: bool = False
+    below_trust: int = 0
 
     def __iter__(self) -> Iterator[Run]:
         """The runs, unpacked."""

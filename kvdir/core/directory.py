@@ -44,7 +44,7 @@ from kvdir.core.story import Kind, Story
 from kvdir.core.stream import StreamCursor
 from kvdir.errors import InvalidInput, Overloaded, TooLarge
 from kvdir.fingerprint import Fingerprints
-from kvdir.location import StreamState
+from kvdir.location import MinTrust, StreamState
 
 if TYPE_CHECKING:
     from kvdir.index import BlockIndex, BlockSketch
@@ -107,6 +107,7 @@ class Counters:
     lookups: int = 0
     lookup_blocks: int = 0
     lookup_hits: int = 0
+    lookup_nodes_below_trust: int = 0
     batches: int = 0
     stale_reports: int = 0
     stale_reports_ignored: int = 0
@@ -259,7 +260,14 @@ class Directory:
     # -- questions -------------------------------------------------------------------------------------------------------
 
     def lookup(
-        self, namespace_digest: bytes, fingerprints: Fingerprints, *, prefix: bool = False, touch: bool = False, now_s: float
+        self,
+        namespace_digest: bytes,
+        fingerprints: Fingerprints,
+        *,
+        prefix: bool = False,
+        touch: bool = False,
+        min_trust: MinTrust = MinTrust.ANY,
+        now_s: float,
     ) -> Lookup:
         """Who is said to hold which of the blocks. Raises UnknownNamespace, TooLarge."""
         namespace = self.namespaces.require(namespace_digest)
@@ -275,11 +283,12 @@ class Directory:
             prefix=prefix,
             touch_s=int(now_s) if touch else None,
         )
-        answer = self._answers.build(found, asked, prefix=prefix, warming=self.warming, now_s=now_s)
+        answer = self._answers.build(found, asked, prefix=prefix, warming=self.warming, now_s=now_s, min_trust=min_trust)
         counters = self.counters
         counters.lookups += 1
         counters.lookup_blocks += asked
         counters.lookup_hits += answer.hits
+        counters.lookup_nodes_below_trust += answer.below_trust
         return answer
 
     def report_stale(self, report: StaleReport, *, now_s: float) -> Feedback:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from kvdir.core.answer import Lookup
 from kvdir.core.holders import HolderTable
 from kvdir.core.node import Stream
+from kvdir.location import MinTrust
 
 if TYPE_CHECKING:
     from kvdir.index import Lookup as Found
@@ -41,16 +42,22 @@ class Answers:
         self._cache: dict[tuple[bytes, ...], Translation] = {}
         self._generation = -1
 
-    def build(self, found: Found, asked: int, *, prefix: bool, warming: bool, now_s: float) -> Lookup:
-        """The answer as of now_s."""
+    def build(
+        self, found: Found, asked: int, *, prefix: bool, warming: bool, now_s: float, min_trust: MinTrust = MinTrust.ANY
+    ) -> Lookup:
+        """The answer as of now_s. Nodes below min_trust are left out as if they were hidden."""
         if not found.hits:
             return Lookup(b"", (), (), 0, asked, warming)
-        translation = self._translate(tuple(found.sets))
+        sets = tuple(found.sets)
+        translation = self._translate(sets)
+        below = sum(not min_trust.admits(stream.cursor.state) for stream in translation.streams)
+        if below:  # rare, and not cached: states change more often than what is visible
+            translation = translate(self._holders, sets, min_trust=min_trust)
         runs, hits = found.runs, found.hits
         if translation.renumber is not None:
             runs, hits = _renumber(runs, translation.renumber, prefix=prefix)
         nodes = tuple([stream.trust(now_s) for stream in translation.streams])
-        return Lookup(runs, translation.sets, nodes, hits, asked, warming)
+        return Lookup(runs, translation.sets, nodes, hits, asked, warming, below)
 
     def _translate(self, sets: tuple[bytes, ...]) -> Translation:
         if self._generation != self._holders.generation or len(self._cache) >= _CACHED:
@@ -62,7 +69,7 @@ class Answers:
         return cached
 
 
-def translate(holders: HolderTable[Stream], sets: tuple[bytes, ...]) -> Translation:
+def translate(holders: HolderTable[Stream], sets: tuple[bytes, ...], *, min_trust: MinTrust = MinTrust.ANY) -> Translation:
     """Packed holder numbers -> packed (node index << 8 | tier) with the streams so numbered."""
     numbers: dict[Stream, int] = {}
     out: list[bytes] = []
@@ -72,6 +79,8 @@ def translate(holders: HolderTable[Stream], sets: tuple[bytes, ...]) -> Translat
         for number in memoryview(packed).cast("I"):
             holder = holders.get(number)
             if holder is None or not holder.visible or holder.owner.hidden:
+                continue
+            if not min_trust.admits(holder.owner.cursor.state):
                 continue
             members.add(numbers.setdefault(holder.owner, len(numbers)) << 8 | holder.tier)
         renumber.append(len(out) if members else -1)

@@ -112,8 +112,15 @@ class Stream:
             max(0.0, now_s - cursor.last_heard_s),
             cursor.missing_events,
             self.peer_address,
+            self._confirmed(),
         )
         return self._trust
+
+    def _confirmed(self) -> float:
+        blocks = sum(holder.blocks for holder in self.holders.values())
+        if not self.cursor.restated or not blocks:
+            return float(self.cursor.restated)
+        return 1.0 - min(self.unconfirmed_blocks, blocks) / blocks
 
     def blocks_figure(self, holder: Holder[Stream], *, block_bytes: int = 1) -> Cumulative:
         """Blocks (or bytes) under a holder, with the trust that its stream and its own history allow."""

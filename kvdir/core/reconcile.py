@@ -1,13 +1,14 @@
 """Holds what the owner says in sum against what we hold: proof that both are equal, or the exact difference, applied.
 
 The rule. What we hold is some mixture of events, in any order (hints beyond a hole came early), with any of them lost; our
-sketches are of exactly that mixture, because the index feeds them with the changes it really made. So, whatever happened before,
+sketches are of exactly that mixture, because the index feeds them with the changes it really made. So, whatever happened,
 - equal counts and digests prove that we hold the owner's set as of at_seq;
 - the decoded difference leads from what we hold to that set, and afterwards the stream stands restated at at_seq,
   like after a snapshot: everything up to it is a duplicate from now on.
 A statement older than something we applied (at_seq < top_seq) is left alone all the same: it would take us back, and what is
 newer would have to be sent again. It can only be a latecomer of an earlier call; inside one call order is kept, and the
-owner states a sum only when every event before it was sent. A sketch is decoded whole before anything is applied, and checked against counts and digests afterwards.
+owner states a sum only when every event before it was sent. A sketch is decoded whole before anything is applied, and the
+outcome is checked against counts and digests.
 
 Does not: decide when to ask (repair.py does), or trust an owner further than its own stream.
 Source: Eppstein, Goodrich, Uyeda, Varghese, "What's the difference?", SIGCOMM 2011. Reasons: docs/adr/0007.

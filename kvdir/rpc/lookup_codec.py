@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from kvdir.core.answer import Lookup, LookupMode
-from kvdir.errors import RemoteProtocolError
+from kvdir.errors import InvalidInput, RemoteProtocolError
 from kvdir.fingerprint import Fingerprints
-from kvdir.location import PROTOCOL_VERSION, NodeTrust, StreamState
+from kvdir.location import PROTOCOL_VERSION, MinTrust, NodeTrust, StreamState
 from kvdir.v1 import common_pb2, directory_pb2
 
 
@@ -19,14 +19,29 @@ def encode_fingerprints(fingerprints: Fingerprints) -> common_pb2.Fingerprints:
 
 
 def encode_lookup_request(
-    namespace_digest: bytes, fingerprints: Fingerprints, *, mode: LookupMode, touch: bool
+    namespace_digest: bytes,
+    fingerprints: Fingerprints,
+    *,
+    mode: LookupMode,
+    touch: bool,
+    min_trust: MinTrust = MinTrust.ANY,
 ) -> directory_pb2.LookupRequest:
     return directory_pb2.LookupRequest(
         namespace_digest=namespace_digest,
         fingerprints=encode_fingerprints(fingerprints),
         mode=int(mode),  # type: ignore[arg-type]
         touch=touch,
+        min_trust=int(min_trust),  # type: ignore[arg-type]
     )
+
+
+def decode_min_trust(min_trust: int) -> MinTrust:
+    """Raises InvalidInput for a number this release does not know: answering with less trust than asked for would be a lie."""
+    if min_trust == common_pb2.MIN_TRUST_UNSPECIFIED:
+        return MinTrust.ANY
+    if min_trust not in _MIN_TRUSTS:
+        raise InvalidInput(f"min_trust {min_trust} is not known here: use one of {', '.join(item.name for item in MinTrust)}")
+    return MinTrust(min_trust)
 
 
 def encode_trust(trust: NodeTrust) -> common_pb2.NodeTrust:
@@ -38,6 +53,7 @@ def encode_trust(trust: NodeTrust) -> common_pb2.NodeTrust:
         age_ms=int(trust.age_s * 1000),
         missing_events=trust.missing_events,
         peer_address=trust.peer_address,
+        confirmed=trust.confirmed,
     )
 
 
@@ -45,7 +61,14 @@ def decode_trust(trust: common_pb2.NodeTrust) -> NodeTrust:
     """A state this release does not know is taken for a gap: usable as a hint, not trusted."""
     state = StreamState(trust.state) if trust.state in _STATES else StreamState.GAP
     return NodeTrust(
-        trust.node, trust.epoch, state, trust.reason, trust.age_ms / 1000, trust.missing_events, trust.peer_address
+        trust.node,
+        trust.epoch,
+        state,
+        trust.reason,
+        trust.age_ms / 1000,
+        trust.missing_events,
+        trust.peer_address,
+        trust.confirmed,
     )
 
 
@@ -58,6 +81,7 @@ def encode_lookup(answer: Lookup) -> directory_pb2.LookupResponse:
         hits=answer.hits,
         asked=answer.asked,
         warming=answer.warming,
+        nodes_below_trust=answer.below_trust,
     )
 
 
@@ -71,6 +95,7 @@ def decode_lookup(response: directory_pb2.LookupResponse) -> Lookup:
         hits=response.hits,
         asked=response.asked,
         warming=response.warming,
+        below_trust=response.nodes_below_trust,
     )
     fault = answer.fault()
     if fault:
@@ -87,3 +112,4 @@ def check_version(version: int) -> None:
 
 
 _STATES = frozenset(int(state) for state in StreamState)
+_MIN_TRUSTS = frozenset(int(item) for item in MinTrust)

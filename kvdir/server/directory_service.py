@@ -7,7 +7,7 @@ from typing import Any
 from kvdir.core.answer import LookupMode
 from kvdir.errors import KvdirError, TooLarge
 from kvdir.location import PROTOCOL_VERSION
-from kvdir.rpc.lookup_codec import decode_fingerprints, encode_lookup
+from kvdir.rpc.lookup_codec import decode_fingerprints, decode_min_trust, encode_lookup
 from kvdir.server.coordinator import Coordinator
 from kvdir.v1 import directory_pb2, directory_pb2_grpc
 
@@ -39,6 +39,7 @@ class DirectoryService(directory_pb2_grpc.DirectoryServicer):
             decode_fingerprints(request.fingerprints),
             prefix=request.mode == _PREFIX,
             touch=request.touch,
+            min_trust=decode_min_trust(request.min_trust),
             now_s=coordinator.now_s(),
         )
         return encode_lookup(answer)
