@@ -134,7 +134,7 @@ class Publisher:
         self._wishes.wake.set()
 
     def leave(self) -> None:
-        """Says goodbye, after which `run` returns: the coordinator forgets this epoch's blocks at once."""
+        """Says goodbye in the call under way, if there is one, after which `run` returns: the blocks of this epoch vanish at once."""
         self._wishes.leave = True
         self._wishes.wake.set()
 
@@ -182,6 +182,8 @@ class Publisher:
         publish_call: PublishCall | None = None
         try:
             async with self._dial() as call:
+                if self._wishes.leave:
+                    return False  # a hello now could take the name from our successor, only to give it up
                 self._counters.calls += 1
                 publish_call = PublishCall(
                     call,
