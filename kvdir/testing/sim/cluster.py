@@ -284,6 +284,9 @@ class LocalCluster:
     def restart_coordinator(self) -> None:
         """A new coordinator, which knows nothing, takes the place of the old one."""
         self.network.coordinator_died()
+        for node in self.nodes:
+            for life in node.lives:
+                life.registered = False
         self.coordinator = self._start_coordinator()
 
     def report_absent(self, node: int | str, blocks: Blocks, *, tier: Tier = Tier.CPU, delay_s: float = 0.0) -> None:

@@ -63,7 +63,7 @@ def random_story(seed: int) -> Story:
         jitter_s=rng.choice([0.0, 0.01, 0.2]),
         index=rng.choice(["native"] * 9 + ["reference"]),
     )
-    return Story(setup, tuple(random_steps(rng, rng.choice([10, 20, 30, 50]))))
+    return Story(setup, tuple(random_steps(rng, rng.choice([8, 16, 24, 40]))))
 
 
 def tell(story: Story, *, watch: bool = True) -> Told:

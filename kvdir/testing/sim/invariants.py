@@ -36,8 +36,8 @@ def broken(cluster: LocalCluster) -> Iterator[str]:
         life = cluster.node(view.trust.node).life_of(view.trust.epoch)
         if life is None:
             yield f"{view.trust.node} is said to have epoch {view.trust.epoch:x}, which it never had"
-        elif _registered_dead(cluster, life):
-            yield f"{life.node.name}: epoch {life.epoch:x} was registered after its process had died"
+        elif _registered_too_late(cluster, life):
+            yield f"{life.node.name}: epoch {life.epoch:x} was registered after its process had died, or left for its successor"
         elif view.trust.state is StreamState.SYNCED and view.trust.age_s > core.limits.stale_after_s + 2 * cluster.tick_s:
             yield f"{view.trust.node} is synced, and silent for {view.trust.age_s:.1f} s"
         elif view.trust.state is StreamState.SYNCED:
@@ -130,9 +130,13 @@ def _nothing() -> None:
     pass
 
 
-def _registered_dead(cluster: LocalCluster, life: Life) -> bool:
+def _registered_too_late(cluster: LocalCluster, life: Life) -> bool:
     first_seen, life.registered = not life.registered, True
-    return first_seen and life.died_s is not None and life.died_s < cluster.checked_s
+    if not first_seen:
+        return False
+    if life.died_s is not None and life.died_s < cluster.checked_s:
+        return True
+    return life.left_s is not None and life.left_s < cluster.checked_s and life.node.life.alive and life.node.life.registered
 
 
 def _wrong_claims(cluster: LocalCluster, core: Directory, name: str, epoch: int, items: set[Item]) -> Iterator[str]:

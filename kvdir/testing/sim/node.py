@@ -76,10 +76,10 @@ class Life:
         self.fenced = ""
         self.known = True
         """Whether the agent knows what it holds; not after its engine's bus has lost events, until it has asked."""
-        self.left = False
+        self.left_s: float | None = None
         self.died_s: float | None = None
         self.registered = False
-        """Whether the coordinator was seen to know this epoch."""
+        """Whether the coordinator of today was seen to know this epoch."""
         for digest, tier, fingerprints in by_place(held):
             self.stored(digest, tier, Fingerprints.of(fingerprints))
         self.publisher = Publisher(
@@ -102,7 +102,7 @@ class Life:
     @property
     def alive(self) -> bool:
         """The process has neither been killed nor told to leave."""
-        return self.died_s is None and not self.left
+        return self.died_s is None and self.left_s is None
 
     @property
     def publishing(self) -> bool:
@@ -124,7 +124,7 @@ class Life:
 
     def leave(self) -> None:
         """Says goodbye, if it can."""
-        self.left = True
+        self.left_s = self.node.setup.now_s()
         self.publisher.leave()
 
     # -- changes, each with its event ------------------------------------------------------------------------------------
