@@ -62,6 +62,19 @@ class Fingerprints:
         width = self.width
         return (self.packed[at : at + width] for at in range(0, len(self.packed), width))
 
+    def narrowed(self, width: int) -> Fingerprints:
+        """The first `width` bytes of each; itself if they are no wider."""
+        if width >= self.width:
+            return self
+        if width not in WIDTHS:
+            raise InvalidInput(f"fingerprint width is {width}, must be one of 8, 16, 32 bytes")
+        words, wide = width // 8, self.width // 8
+        narrow = bytearray(len(self) * width)
+        source, target = memoryview(self.packed).cast("Q"), memoryview(narrow).cast("Q")
+        for word in range(words):
+            target[word::words] = source[word::wide]
+        return Fingerprints(bytes(narrow), width)
+
     def slice(self, start: int, count: int) -> Fingerprints:
         """Positions [start, start + count)."""
         return Fingerprints(self.packed[start * self.width : (start + count) * self.width], self.width)

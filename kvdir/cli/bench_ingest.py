@@ -20,7 +20,7 @@ import grpc.aio
 
 from kvdir.cli.bench_process import BENCH_NAMESPACE, CoordinatorProcess, coordinator_process
 from kvdir.core.directory import Directory, Hello, Welcomed
-from kvdir.core.event import Batch, Event
+from kvdir.core.event import EVENT_WIDTH, Batch, Event
 from kvdir.core.namespaces import Announced
 from kvdir.fingerprint import Fingerprints
 from kvdir.index import Sketch, open_index
@@ -32,7 +32,7 @@ from kvdir.v1 import events_pb2
 __all__ = ["run_ingest_bench"]
 
 DIGEST = BENCH_NAMESPACE.digest
-WIDTH = 32
+WIDTH = EVENT_WIDTH
 BATCH_BLOCKS = (128, 1024)
 BLOCKS_PER_ROUND = {128: 768_000, 1024: 2_048_000}
 ROUNDS = 5

@@ -17,6 +17,11 @@ EVENT_OVERHEAD_BYTES = 64
 """What one event costs on the wire and in the ring beside its fingerprints: digest, width, kind, tier, framing."""
 
 
+EVENT_WIDTH = 16
+"""Events carry no more of a fingerprint than this: the directory keys by 8 bytes and its sketches by 16, and the owner, who
+decides, has the whole. Half the bytes on the wire and in the ring."""
+
+
 class EventKind(enum.IntEnum):
     """What happened to the blocks; the numbers are those of kvdir.v1.EventKind."""
 
@@ -37,12 +42,14 @@ class Event(NamedTuple):
     @classmethod
     def stored(cls, tier: Tier, namespace_digest: bytes, fingerprints: Fingerprints) -> Event:
         """The node holds these blocks from now on."""
-        return cls(EventKind.STORED, tier, namespace_digest, fingerprints.packed, fingerprints.width)
+        narrow = fingerprints.narrowed(EVENT_WIDTH)
+        return cls(EventKind.STORED, tier, namespace_digest, narrow.packed, narrow.width)
 
     @classmethod
     def removed(cls, tier: Tier, namespace_digest: bytes, fingerprints: Fingerprints) -> Event:
         """The node holds these blocks no more."""
-        return cls(EventKind.REMOVED, tier, namespace_digest, fingerprints.packed, fingerprints.width)
+        narrow = fingerprints.narrowed(EVENT_WIDTH)
+        return cls(EventKind.REMOVED, tier, namespace_digest, narrow.packed, narrow.width)
 
     @classmethod
     def cleared(cls, tier: Tier, namespace_digest: bytes = b"") -> Event:

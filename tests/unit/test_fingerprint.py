@@ -59,3 +59,13 @@ def test_chains_are_equal_exactly_as_far_as_the_parts_are(a: list[bytes], b: lis
 
 def test_chain_depends_on_its_root() -> None:
     assert Fingerprints.chain([b"x"], root=b"a") != Fingerprints.chain([b"x"], root=b"b")
+
+
+@pytest.mark.parametrize("width", [8, 16, 32])
+@pytest.mark.parametrize("to", [8, 16, 32])
+def test_narrowed_keeps_the_front_of_each_when_it_is_wider(width: int, to: int) -> None:
+    """Each fingerprint loses its tail, none its place."""
+    fingerprints = Fingerprints(bytes(range(5 * width % 256)) + bytes(5 * width - 5 * width % 256), width)
+    narrow = fingerprints.narrowed(to)
+    assert list(narrow) == [item[:to] for item in fingerprints]
+    assert narrow.width == min(width, to)
