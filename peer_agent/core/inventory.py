@@ -297,7 +297,7 @@ class Inventory:
         while self._pin_ends and self._pin_ends[0][0] <= now_s:
             _, digest, slot = heapq.heappop(self._pin_ends)
             self._tables[digest].unpin(slot, now_s=now_s)
-        self._compact_pin_ends()
+        self._compact_ends()
         return Ended(tuple(revoked))
 
     # figures
@@ -360,12 +360,19 @@ class Inventory:
             raise InvalidInput(f"session {session} is not attached: the agent restarted or the session ended; attach again")
         return state
 
-    def _compact_pin_ends(self) -> None:
-        """Pins renewed before they ran out leave old entries behind; keeps the heap proportional to the pins."""
-        if len(self._pin_ends) <= 2 * sum(table.pinned for table in self._tables.values()) + 1024:
-            return
-        self._pin_ends = [(until_s, digest, slot) for digest, table in self._tables.items() for slot, until_s in table.pins()]
-        heapq.heapify(self._pin_ends)
+    def _compact_ends(self) -> None:
+        """What ended before its time leaves an entry behind; keeps the heaps proportional to what they are about."""
+        if len(self._lock_ends) > 2 * len(self._locks) + 1024:
+            self._lock_ends = [(found.expires_s, number) for number, found in self._locks.items()]
+            heapq.heapify(self._lock_ends)
+        if len(self._reservation_ends) > 2 * len(self._open) + 1024:
+            open_ = self._open.items()
+            self._reservation_ends = [(found.expires_s, number) for number, found in open_ if found.session != AGENT]
+            heapq.heapify(self._reservation_ends)
+        if len(self._pin_ends) > 2 * sum(table.pinned for table in self._tables.values()) + 1024:
+            pins = ((digest, pin) for digest, table in self._tables.items() for pin in table.pins())
+            self._pin_ends = [(until_s, digest, slot) for digest, (slot, until_s) in pins]
+            heapq.heapify(self._pin_ends)
 
     def _discard(self, table: SlotTable, fingerprints: Iterable[bytes]) -> tuple[bytes, tuple[Event, ...]]:
         found = {fingerprint: slot for fingerprint in fingerprints if (slot := table.slot(fingerprint)) is not None}

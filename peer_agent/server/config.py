@@ -54,7 +54,9 @@ class AgentConfig:
         TRANSPORTS, "Data planes to offer and to use, the preferred one first.", metavar="NAMES"
     )
 
-    max_fingerprints: int = setting(65_536, "Fingerprints in one request; more are refused.")
+    max_fingerprints: int = setting(
+        65_536, "Fingerprints in one request; more are refused. Each holds up the others for some 3 us."
+    )
     max_locks: int = setting(4_096, "Locks that peers may hold at once, and engines as many again; more are refused.")
     max_read_bytes: int = setting(1 << 30, "Bytes that one load may bring from peers; the blocks beyond are misses.")
     max_chunk_bytes: int = setting(16 << 20, "Bytes of one transfer; a small load waits behind at most one of them.")

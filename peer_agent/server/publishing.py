@@ -20,6 +20,9 @@ from peer_agent.server.store import Store
 
 log = logging.getLogger(__name__)
 
+MAX_EVICT_BLOCKS = 8192
+"""Of one request: some 20 ms of the event loop, and one event of 256 KiB. Who wants more asks again."""
+
 
 class Publishing:
     """Owns the publishers and their tasks."""
@@ -119,14 +122,17 @@ class Publishing:
         if request.tier != Tier.CPU or request.namespace_digest not in self._store.namespaces:
             reason = "no such namespace and tier here"
         else:
+            asked = min(request.max_blocks, MAX_EVICT_BLOCKS)
             evicted = self._store.evict(
                 request.namespace_digest,
-                max_blocks=request.max_blocks,
+                max_blocks=asked,
                 keep_blocks=request.keep_blocks,
                 older_than_s=request.older_than_s,
             )
-            if evicted < request.max_blocks:
+            if evicted < asked:
                 reason = "the others are in use, were used since, or are to be kept"
+            elif evicted < request.max_blocks:
+                reason = f"no more than {MAX_EVICT_BLOCKS} at once"
         say(
             log, logging.INFO, "evicted for a quota", namespace=request.namespace_digest.hex()[:16],
             blocks=evicted, asked=request.max_blocks, keep=request.keep_blocks,

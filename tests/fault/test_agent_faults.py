@@ -11,11 +11,13 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
+from kvdir.core.event import EvictRequest
+from kvdir.location import Tier
 from kvdir.testing.wait import eventually
 from kvdir.v1 import directory_pb2_grpc
 from peer_agent.core.effects import LoadStatus
 from peer_agent.core.inventory import PEERS
-from peer_agent.server import ticker
+from peer_agent.server import publishing, ticker
 from peer_agent.server.directory import Coordinators
 from peer_agent.testing import LocalCluster, local_cluster
 from peer_agent.transport.fake import FakeNetwork, FakeTransport, Fault
@@ -193,6 +195,19 @@ async def test_blocks_are_as_old_as_they_are_when_the_clock_has_not_ticked_yet(
         fingerprints = cluster.blocks.chain(2)
         await engine.store(fingerprints, cluster.blocks.data(fingerprints))
         assert store.evict(cluster.namespace.digest, max_blocks=2, keep_blocks=0, older_than_s=100.0) == 0
+
+
+async def test_eviction_for_a_quota_is_bounded_when_much_is_asked_at_once(directory: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(publishing, "MAX_EVICT_BLOCKS", 3)
+    async with local_cluster(directory, "a", coordinator=False) as cluster:
+        agent, engine = cluster.agents["a"], await cluster.engine("a")
+        fingerprints = cluster.blocks.chain(5)
+        await engine.store(fingerprints, cluster.blocks.data(fingerprints))
+        request = EvictRequest(1, cluster.namespace.digest, Tier.CPU, max_blocks=1 << 60, keep_blocks=0, older_than_s=0.0)
+        first, second = agent.publishing._evict(request), agent.publishing._evict(request)
+    assert (first.evicted_blocks, first.reason) == (3, "no more than 3 at once")
+    assert (second.evicted_blocks, second.owner_seq) == (2, first.owner_seq + 1)
+    assert "in use" in second.reason
 
 
 async def test_directory_is_asked_again_when_its_pause_is_over(rig: Rig):

@@ -170,6 +170,22 @@ def test_pins_renewed_many_times_do_not_pile_up():
     held.check()
 
 
+def test_locks_and_reservations_that_end_early_do_not_pile_up():
+    held = inventory()
+    store(held, 1)
+    for step in range(3000):
+        held.unlock([lock(held, 1, lease_s=10_000).lock], session=PEERS)
+        answer = held.reserve(DIGEST, blocks(2), session=ENGINE, now_s=step, lease_s=10_000)
+        assert held.abort(answer.reservation, session=ENGINE) == 1
+        held.tick(0)
+    kept = lock(held, 1, lease_s=5)
+    assert len(held._lock_ends) < 1100
+    assert len(held._reservation_ends) < 1100
+    held.tick(5)
+    assert held.unlock([kept.lock], session=PEERS).unknown == 1
+    held.check()
+
+
 def test_refused_when_the_namespace_is_not_configured():
     with pytest.raises(UnknownNamespace):
         inventory().present(bytes(32), blocks(1))
