@@ -22,7 +22,7 @@ from kvdir.client.calls import Call, Reconciled
 from kvdir.core.answer import Lookup, LookupMode
 from kvdir.core.feedback import Feedback, StaleReport
 from kvdir.core.quota_views import QuotasView
-from kvdir.core.views import DumpPart, NodeView, StatusView
+from kvdir.core.views import DumpPart, NodeView, StatusView, SumsView
 from kvdir.errors import DeadlineExceeded, KvdirError, Unavailable
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import MinTrust
@@ -93,6 +93,10 @@ class DirectoryClient:
     async def nodes(self, *, deadline_s: float | None = None) -> tuple[NodeView, ...]:
         """Every node one coordinator knows, by name."""
         return await self._call(calls.nodes(), deadline_s)
+
+    async def views(self, *, deadline_s: float | None = None) -> SumsView:
+        """Blocks and bytes in sum, per node, tier, namespace and tenant, each with its trust; and the nodes' own loads."""
+        return await self._call(calls.views(), deadline_s)
 
     async def status(self, *, deadline_s: float | None = None) -> StatusView:
         """One coordinator as a whole."""

@@ -13,10 +13,10 @@ from typing import Any, Generic, TypeVar
 from kvdir.core.answer import Lookup, LookupMode
 from kvdir.core.feedback import Feedback, StaleReport
 from kvdir.core.quota_views import QuotasView
-from kvdir.core.views import NodeView, StatusView
+from kvdir.core.views import NodeView, StatusView, SumsView
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import MinTrust, NodeTrust
-from kvdir.rpc.admin_codec import decode_node, decode_status
+from kvdir.rpc.admin_codec import decode_node, decode_status, decode_sums
 from kvdir.rpc.event_codec import encode_stale_report
 from kvdir.rpc.lookup_codec import check_version, decode_lookup, decode_trust, encode_lookup_request
 from kvdir.rpc.story_codec import StoryAnswer, decode_quotas, decode_story
@@ -74,6 +74,14 @@ def status() -> Call[StatusView]:
         return decode_status(response)
 
     return Call("/kvdir.v1.Admin/Status", admin_pb2.StatusRequest(), admin_pb2.StatusResponse, read)
+
+
+def views() -> Call[SumsView]:
+    def read(response: admin_pb2.ViewsResponse) -> SumsView:
+        check_version(response.protocol_version)
+        return decode_sums(response, now_s=time.monotonic())
+
+    return Call("/kvdir.v1.Admin/Views", admin_pb2.ViewsRequest(), admin_pb2.ViewsResponse, read)
 
 
 def reconcile(node: str) -> Call[Reconciled]:

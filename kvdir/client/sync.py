@@ -19,7 +19,7 @@ from kvdir.client.calls import Call, Reconciled
 from kvdir.core.answer import Lookup, LookupMode
 from kvdir.core.feedback import Feedback, StaleReport
 from kvdir.core.quota_views import QuotasView
-from kvdir.core.views import DumpPart, NodeView, StatusView
+from kvdir.core.views import DumpPart, NodeView, StatusView, SumsView
 from kvdir.errors import DeadlineExceeded, KvdirError, Unavailable
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import MinTrust
@@ -86,6 +86,10 @@ class Client:
     def nodes(self, *, deadline_s: float | None = None) -> tuple[NodeView, ...]:
         """Every node one coordinator knows, by name."""
         return self._call(calls.nodes(), deadline_s)
+
+    def views(self, *, deadline_s: float | None = None) -> SumsView:
+        """Blocks and bytes in sum, per node, tier, namespace and tenant, each with its trust; and the nodes' own loads."""
+        return self._call(calls.views(), deadline_s)
 
     def status(self, *, deadline_s: float | None = None) -> StatusView:
         """One coordinator as a whole."""

@@ -30,6 +30,8 @@ def _node_view(stream: Stream, now_s: float) -> NodeView:
         gaps=cursor.gaps,
         replays=cursor.replays,
         snapshots=cursor.snapshots,
+        sketches=cursor.sketches,
+        missed_events=cursor.missed_events,
         used_bytes=Convergent(stream.figures.used_bytes, stream.heartbeat_s),
         capacity_bytes=Convergent(stream.figures.capacity_bytes, stream.heartbeat_s),
         dropped_events=stream.dropped_events,

@@ -124,12 +124,16 @@ class Stream:
 
     def blocks_figure(self, holder: Holder[Stream], *, block_bytes: int = 1) -> Cumulative:
         """Blocks (or bytes) under a holder, with the trust that its stream and its own history allow."""
+        figure = self.figure(holder.blocks * block_bytes)
+        if figure.trusted and holder.doubt:
+            return Cumulative(figure.value, False, self.cursor.last_event_s, holder.doubt_since_s, holder.doubt)
+        return figure
+
+    def figure(self, value: int) -> Cumulative:
+        """A number folded from this stream's events, with the trust that the stream allows."""
         cursor = self.cursor
-        value = holder.blocks * block_bytes
         if cursor.state is not StreamState.SYNCED:
             return Cumulative(value, False, cursor.last_event_s, cursor.untrusted_since_s, cursor.reason)
-        if holder.doubt:
-            return Cumulative(value, False, cursor.last_event_s, holder.doubt_since_s, holder.doubt)
         return Cumulative(value, True, cursor.last_heard_s)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -37,6 +38,48 @@ class NodeView:
     holdings: tuple[HoldingView, ...]
     untrusted_s: float
     started_unix_ms: int
+    sketches: int = 0
+    missed_events: int = 0
+
+
+class ViewScope(enum.IntEnum):
+    """Over what a sum goes; the numbers are those of kvdir.v1.ViewScope."""
+
+    NODE = 1
+    TIER = 2
+    NAMESPACE = 3
+    TENANT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class TotalView:
+    """A sum over live streams. subject: node name, tier name, namespace digest in hex, or tenant."""
+
+    scope: ViewScope
+    subject: str
+    blocks: Cumulative
+    bytes: Cumulative
+
+
+@dataclass(frozen=True, slots=True)
+class LoadView:
+    """What a node said about itself in its last heartbeat."""
+
+    node: str
+    used_bytes: Convergent
+    capacity_bytes: Convergent
+
+
+@dataclass(frozen=True, slots=True)
+class SumsView:
+    """All sums, by scope and subject, and all loads, by node."""
+
+    totals: tuple[TotalView, ...]
+    loads: tuple[LoadView, ...]
+
+    def find(self, scope: ViewScope, subject: str) -> TotalView | None:
+        """The sum about `subject`; None when no live stream contributes to it."""
+        return next((view for view in self.totals if (view.scope, view.subject) == (scope, subject)), None)
 
 
 @dataclass(frozen=True, slots=True)

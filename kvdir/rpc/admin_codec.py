@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from kvdir.core.trust import Convergent, Cumulative
-from kvdir.core.views import DumpPart, HoldingView, NamespaceView, NodeView, StatusView
+from kvdir.core.views import (
+    DumpPart,
+    HoldingView,
+    LoadView,
+    NamespaceView,
+    NodeView,
+    StatusView,
+    SumsView,
+    TotalView,
+    ViewScope,
+)
 from kvdir.location import PROTOCOL_VERSION
 from kvdir.rpc.lookup_codec import decode_trust, encode_trust
 from kvdir.v1 import admin_pb2, common_pb2
@@ -38,6 +48,8 @@ def encode_node(view: NodeView, *, now_s: float) -> admin_pb2.NodeInfo:
         gaps=view.gaps,
         replays=view.replays,
         snapshots=view.snapshots,
+        sketches=view.sketches,
+        missed_events=view.missed_events,
         used_bytes=view.used_bytes.value,
         capacity_bytes=view.capacity_bytes.value,
         dropped_events=view.dropped_events,
@@ -67,6 +79,8 @@ def decode_node(info: admin_pb2.NodeInfo, *, now_s: float) -> NodeView:
         gaps=info.gaps,
         replays=info.replays,
         snapshots=info.snapshots,
+        sketches=info.sketches,
+        missed_events=info.missed_events,
         used_bytes=Convergent(info.used_bytes, heard_s),
         capacity_bytes=Convergent(info.capacity_bytes, heard_s),
         dropped_events=info.dropped_events,
@@ -84,6 +98,61 @@ def decode_node(info: admin_pb2.NodeInfo, *, now_s: float) -> NodeView:
         untrusted_s=info.untrusted_ms / 1000,
         started_unix_ms=info.started_unix_ms,
     )
+
+
+def encode_sums(view: SumsView, *, now_s: float) -> admin_pb2.ViewsResponse:
+    return admin_pb2.ViewsResponse(
+        protocol_version=PROTOCOL_VERSION,
+        totals=[
+            admin_pb2.TotalView(
+                scope=int(item.scope),  # type: ignore[arg-type]
+                subject=item.subject,
+                blocks=encode_cumulative(item.blocks, now_s=now_s),
+                bytes=encode_cumulative(item.bytes, now_s=now_s),
+            )
+            for item in view.totals
+        ],
+        loads=[
+            admin_pb2.LoadView(
+                node=item.node,
+                used_bytes=_encode_convergent(item.used_bytes, now_s=now_s),
+                capacity_bytes=_encode_convergent(item.capacity_bytes, now_s=now_s),
+            )
+            for item in view.loads
+        ],
+    )
+
+
+def decode_sums(response: admin_pb2.ViewsResponse, *, now_s: float) -> SumsView:
+    """Sums of a scope that this release does not know are left out."""
+    return SumsView(
+        totals=tuple(
+            TotalView(
+                ViewScope(item.scope),
+                item.subject,
+                decode_cumulative(item.blocks, now_s=now_s),
+                decode_cumulative(item.bytes, now_s=now_s),
+            )
+            for item in response.totals
+            if item.scope in _SCOPES
+        ),
+        loads=tuple(
+            LoadView(
+                item.node,
+                _decode_convergent(item.used_bytes, now_s=now_s),
+                _decode_convergent(item.capacity_bytes, now_s=now_s),
+            )
+            for item in response.loads
+        ),
+    )
+
+
+def _encode_convergent(figure: Convergent, *, now_s: float) -> common_pb2.ConvergentFigure:
+    return common_pb2.ConvergentFigure(value=figure.value, as_of_ms=_age_ms(figure.as_of_s, now_s))
+
+
+def _decode_convergent(figure: common_pb2.ConvergentFigure, *, now_s: float) -> Convergent:
+    return Convergent(figure.value, now_s - figure.as_of_ms / 1000)
 
 
 def encode_status(view: StatusView) -> admin_pb2.StatusResponse:
@@ -154,3 +223,6 @@ def decode_part(chunk: admin_pb2.DumpChunk) -> DumpPart:
 
 def _age_ms(at_s: float, now_s: float) -> int:
     return max(0, int((now_s - at_s) * 1000))
+
+
+_SCOPES = frozenset(int(scope) for scope in ViewScope)

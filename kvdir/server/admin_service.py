@@ -8,9 +8,10 @@ from typing import Any
 
 from kvdir.core.inspect import dump_part, node_views
 from kvdir.core.quota_views import quotas_view
+from kvdir.core.totals import sums_view
 from kvdir.errors import InvalidInput
 from kvdir.location import PROTOCOL_VERSION
-from kvdir.rpc.admin_codec import encode_node, encode_part, encode_status
+from kvdir.rpc.admin_codec import encode_node, encode_part, encode_status, encode_sums
 from kvdir.rpc.lookup_codec import encode_trust
 from kvdir.rpc.story_codec import encode_quotas, encode_story
 from kvdir.server.coordinator import Coordinator
@@ -36,6 +37,10 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         return admin_pb2.NodesResponse(
             protocol_version=PROTOCOL_VERSION, nodes=[encode_node(view, now_s=now_s) for view in views]
         )
+
+    async def Views(self, request: admin_pb2.ViewsRequest, context: Any) -> admin_pb2.ViewsResponse:
+        now_s = self._coordinator.now_s()
+        return encode_sums(sums_view(self._coordinator.directory, now_s=now_s), now_s=now_s)
 
     async def Status(self, request: admin_pb2.StatusRequest, context: Any) -> admin_pb2.StatusResponse:
         return encode_status(self._coordinator.status())

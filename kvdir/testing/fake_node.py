@@ -58,7 +58,7 @@ class FakeNode:
         self.namespace = namespace
         self.digest = namespace.digest
         self.epoch = epoch or secrets.randbits(64) | 1
-        self.outbox = outbox or OwnerOutbox(sketches=OwnerSketches(Sketch))
+        self.outbox = OwnerOutbox(sketches=OwnerSketches(Sketch)) if outbox is None else outbox  # an empty one is falsy
         self.held: dict[Tier, set[bytes]] = {tier: set() for tier in Tier}
         self.fenced = ""
         self.evictions: list[EvictRequest] = []
@@ -119,6 +119,11 @@ class FakeNode:
         self.outbox.append(event)
         if not exact:
             self._restate()  # sketches count; our set is right
+
+    def forget(self, fingerprints: Fingerprints, tier: Tier = Tier.CPU) -> None:
+        """Holds them no more and does not say so, not even by a hole: a bug."""
+        self.held[tier] -= set(fingerprints)
+        self._restate()
 
     def _restate(self) -> list[Event]:
         entries = [
