@@ -36,6 +36,8 @@ COMMANDS: Mapping[str, Entry] = {
     "lookup": Entry("kvdir.cli.query:lookup", "Who holds these blocks.", "Ask"),
     "dump": Entry("kvdir.cli.query:dump", "Stream the whole directory.", "Ask"),
     "status": Entry("kvdir.cli.query:status", "The coordinator in one screen.", "Ask"),
+    "story": Entry("kvdir.cli.story:story", "What touched a node or a block lately.", "Ask"),
+    "quota": Entry("kvdir.cli.story:quota", "Quotas and orphans: what is, or would be, deleted.", "Ask"),
     "reconcile": Entry("kvdir.cli.query:reconcile", "Have a node restate what it holds.", "Ask"),
     "replay": Entry("kvdir.cli.replay:replay", "Replay a trace in process: hit rate against staleness.", "Try"),
     "bench": Entry("kvdir.cli.bench:bench", "Measure the index, ingest and lookup on this machine.", "Try"),

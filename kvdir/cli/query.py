@@ -278,7 +278,7 @@ def _status_view(view: StatusView) -> object:
     rejected = ", ".join(f"{count:,} {reason}" for reason, count in sorted(view.events_rejected.items()))
     head = {
         "coordinator": f"{view.coordinator}, version {view.version}, up {view.uptime_s:,.0f} s",
-        "state": "warming: some node has not restated what it holds" if view.warming else "ready",
+        "state": _state_words(view),
         "streams": f"{view.streams_synced} of {view.streams_total} synced",
         "blocks": f"{view.blocks:,} in {show_bytes(view.index_bytes)}",
         "lookups": f"{view.lookups:,} for {view.lookup_blocks:,} blocks, {view.lookup_hits:,} found",
@@ -290,6 +290,13 @@ def _status_view(view: StatusView) -> object:
         for item in map(_namespace_document, view.namespaces)
     ]
     return stack(facts(head), table(["namespace", "model", "tokens a block #", "bytes a block #"], rows))
+
+
+def _state_words(view: StatusView) -> str:
+    hints = f"; {view.restored_blocks:,} blocks are hints from a checkpoint" if view.restored_blocks else ""
+    if view.warming:
+        return f"warming: some node has not restated what it holds{hints}"
+    return ("ready, but partial: some live node has not restated what it holds" if view.partial else "ready") + hints
 
 
 @click.command()

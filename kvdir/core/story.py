@@ -191,9 +191,10 @@ def _touching(batch: _Batch, fingerprint: bytes) -> Iterator[StoryEntry]:
 
 
 def _names(event: Event, fingerprint: bytes) -> bool:
-    at = event.packed.find(fingerprint)
+    wanted = fingerprint[: event.width]  # events carry the beginning of a fingerprint only
+    at = event.packed.find(wanted)
     while at >= 0 and at % event.width:
-        at = event.packed.find(fingerprint, at + 1)
+        at = event.packed.find(wanted, at + 1)
     return at >= 0
 
 

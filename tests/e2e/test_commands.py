@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +27,18 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 NAMESPACE = trace_namespace(block_bytes=4096)
 STORED = fingerprints_of(range(100, 120))
-COMMANDS = ["nodes", "trust", "status", "dump", "reconcile node-0", f"lookup {NAMESPACE.digest.hex()} {STORED[0].hex()}"]
+ASK_FOR_ONE = f"{NAMESPACE.digest.hex()} {STORED[0].hex()}"
+COMMANDS = [
+    "nodes",
+    "trust",
+    "status",
+    "dump",
+    "reconcile node-0",
+    f"lookup {ASK_FOR_ONE}",
+    "story node-0",
+    "quota",
+    f"explain {ASK_FOR_ONE}",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +125,40 @@ def test_dump_lists_every_block_once(asking: Asking) -> None:
 def test_reconcile_restates_what_the_node_holds(asking: Asking) -> None:
     answer = asking.json("reconcile", "node-1")
     assert (answer["done"], answer["state"], answer["blocks"]) == (True, "synced", 10)
+
+
+def test_story_tells_what_touched_a_block_and_a_node(asking: Asking) -> None:
+    block = asking.json("story", STORED[15].hex())["entries"]
+    assert [(entry["node"], entry["kind"]) for entry in block if entry["kind"] == "stored"] == [("node-0", "stored")]
+    node = asking.json("story", "node-1")
+    assert node["entries"][0]["kind"] == "registered"
+    assert node["reaches_back_s"] > 0
+    assert asking.json("story", "nobody")["entries"] == []
+
+
+def test_quota_is_empty_when_none_is_set(asking: Asking) -> None:
+    answer = asking.json("quota", "--require")
+    assert (answer["quotas"], answer["orphans"], answer["enforcing"]) == ([], [], False)
+
+
+def test_explain_asks_the_owners_for_every_block(asking: Asking) -> None:
+    wanted = [STORED[3], STORED[15], fingerprints_of([7])[0]]
+    answer = asking.json("explain", NAMESPACE.digest.hex()[:6], *(item.hex() for item in wanted))
+    assert [block["verdict"] for block in answer["blocks"]] == ["hit", "hit", "miss"]
+    assert answer["blocks"][1]["claims"] == {"node-0": ["cpu"]}
+    assert answer["blocks"][1]["owners"] == {"node-0": "present", "node-1": "absent"}
+
+
+def test_explain_tells_the_differences_when_nobody_serves_the_namespace(asking: Asking, tmp_path: Path) -> None:
+    fields = json.loads(NAMESPACE.canonical())
+    fields.pop("version")
+    file = tmp_path / "other.json"
+    file.write_text(json.dumps(fields | {"hash_seed": "1"}))
+    result = asking.run("explain", str(file), STORED[0].hex(), "--output", "json")
+    assert result.exit_code == Exit.FAILED
+    (served,) = json.loads(result.stdout)["served"]
+    assert served["namespace"] == NAMESPACE.short
+    assert "PYTHONHASHSEED" in served["differences"][0]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
