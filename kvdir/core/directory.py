@@ -111,6 +111,7 @@ class Counters:
     batches: int = 0
     stale_reports: int = 0
     stale_reports_ignored: int = 0
+    stale_blocks: int = 0
     snapshots_applied: int = 0
     snapshots_refused: int = 0
     fenced: int = 0
@@ -222,7 +223,7 @@ class Directory:
     def snapshot_chunk(self, stream: Stream, chunk: SnapshotChunk, *, now_s: float) -> None:
         """One chunk of the snapshot under way; others are ignored. The last one swaps it in."""
         intake = stream.intake
-        if not self._speaks(stream) or intake is None or not stream.cursor.repairing_snapshot:
+        if intake is None or not stream.cursor.repairing_snapshot:
             return
         match intake.take(chunk):
             case Intake.IGNORE:
@@ -302,6 +303,7 @@ class Directory:
         if feedback.ignored_reason:
             self.counters.stale_reports_ignored += 1
         return feedback
+        self.counters.stale_blocks += feedback.removed
 
     # -- time ------------------------------------------------------------------------------------------------------------
 

@@ -70,7 +70,7 @@ class Reconciler:
             self._agreed(stream, heartbeat.last_seq, digests=digests, now_s=now_s)
         elif cursor.applied_seq == heartbeat.last_seq:
             key = min(stream.suspects)
-            self.contradictions += 1
+            self.contradictions += cursor.state is StreamState.SYNCED  # once, not with every heartbeat until it is repaired
             cursor.contradicted(_words(stated.get(key), stream.holders.get(key)), now_s=now_s)
 
     def _agreed(self, stream: Stream, at_seq: int, *, digests: bool, now_s: float) -> None:
@@ -132,6 +132,7 @@ class Reconciler:
     def take(self, stream: Stream, statement: SketchStatement, *, now_s: float) -> int | None:
         """Applies the answer. Returns how many blocks differed; None if it was not asked for, or led nowhere."""
         cursor = stream.cursor
+        cursor.answered(Ask.SKETCH, statement.request_id, now_s=now_s)
         if not cursor.repairing(Ask.SKETCH) or statement.request_id != stream.sketch_id:
             self.failures["unasked"] += 1
             return None

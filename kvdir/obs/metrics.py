@@ -17,6 +17,7 @@ from kvdir.core.directory import Directory
 from kvdir.core.inspect import node_views
 from kvdir.core.views import NodeView
 from kvdir.location import StreamState
+from kvdir.obs.trust_metrics import TrustFigures
 
 MAX_NODES = 1024
 BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0, 10.0)
@@ -77,6 +78,8 @@ _COUNTERS = {
     "batches": "Batches received, duplicates included.",
     "stale_reports": "Reports that an owner did not hold what the directory named.",
     "stale_reports_ignored": "Of those, ignored: old epoch, unknown node, or older than a later store.",
+    "stale_blocks": "Blocks that lookups named and their owners did not hold, as reported and believed; of lookup_hits.",
+    "lookup_nodes_below_trust": "Nodes left out of answers because the caller asked for more trust.",
     "snapshots_applied": "Snapshots that replaced what was known.",
     "snapshots_refused": "Snapshots discarded because they contradicted themselves.",
     "fenced": "Epochs fenced, by a newer one or by goodbye.",
@@ -95,6 +98,7 @@ class CoordinatorMetrics:
         self._rejected: dict[str, int] = {}
         self._gauges: dict[str, float] = {}
         self._nodes: tuple[NodeView, ...] = ()
+        self._trust = TrustFigures()
 
     def refresh(self, directory: Directory, *, now_s: float) -> None:
         """Puts aside what the next scrape shows."""
@@ -106,6 +110,7 @@ class CoordinatorMetrics:
             "removed_blocks": ingest.removed_blocks,
         }
         self._rejected = dict(ingest.rejected)
+        self._trust.refresh(directory, now_s=now_s)
         self._nodes = node_views(directory, now_s=now_s)[:MAX_NODES]
         self._gauges = {
             "index_blocks": stats.blocks,
@@ -140,6 +145,7 @@ class CoordinatorMetrics:
         ):
             yield GaugeMetricFamily(f"kvdir_{name}", help, value=self._gauges.get(name, 0.0))
         yield GaugeMetricFamily("kvdir_loop_lag_seconds", "How late the last tick was.", value=self.loop_lag_s)
+        yield from self._trust.families()
         yield from self._node_families()
 
     def _node_families(self) -> Iterator[Metric]:
@@ -149,6 +155,12 @@ class CoordinatorMetrics:
         age = GaugeMetricFamily("kvdir_stream_age_seconds", "Since the node was last heard.", labels=["node"])
         lag = GaugeMetricFamily("kvdir_stream_lag_events", "Known sequence numbers not yet applied in order.", labels=["node"])
         missing = GaugeMetricFamily("kvdir_stream_missing_events", "Events known lost and not repaired.", labels=["node"])
+        missed = CounterMetricFamily(
+            "kvdir_stream_missed_events", "Events that were missing at some time in the current epoch.", labels=["node"]
+        )
+        confirmed = GaugeMetricFamily(
+            "kvdir_stream_confirmed_ratio", "Share of the node's entries that it has confirmed in sum.", labels=["node"]
+        )
         gaps = CounterMetricFamily("kvdir_stream_gaps", "Holes seen in the current epoch.", labels=["node"])
         repairs = CounterMetricFamily("kvdir_stream_repairs", "Repairs asked for in this epoch.", labels=["node", "kind"])
         untrusted = CounterMetricFamily(
@@ -159,8 +171,11 @@ class CoordinatorMetrics:
             age.add_metric(node, view.trust.age_s)
             lag.add_metric(node, view.announced_seq - view.last_seq)
             missing.add_metric(node, view.trust.missing_events)
+            missed.add_metric(node, view.missed_events)
+            confirmed.add_metric(node, view.trust.confirmed)
             gaps.add_metric(node, view.gaps)
             repairs.add_metric([*node, "replay"], view.replays)
+            repairs.add_metric([*node, "sketch"], view.sketches)
             repairs.add_metric([*node, "snapshot"], view.snapshots)
             untrusted.add_metric(node, view.untrusted_s)
-        yield from (states, age, lag, missing, gaps, repairs, untrusted)
+        yield from (states, age, lag, missing, missed, confirmed, gaps, repairs, untrusted)

@@ -14,11 +14,22 @@ from kvdir.index import Sketch
 from kvdir.location import StreamState, Tier
 from kvdir.rpc.lookup_codec import encode_fingerprints
 from kvdir.testing.fake_node import EXAMPLE_NAMESPACE, FakeNode, some_fingerprints
-from kvdir.testing.served import publishing, said, serving
+from kvdir.testing.served import Served, publishing, said, serving
 from kvdir.testing.wait import eventually
 from kvdir.v1 import directory_pb2, directory_pb2_grpc, events_pb2
 
 DIGEST = EXAMPLE_NAMESPACE.digest
+
+
+def scraped(served: Served) -> dict[tuple[str, ...], float]:
+    """What /metrics shows, by name and label values."""
+    coordinator = served.coordinator
+    coordinator.metrics.refresh(coordinator.directory, now_s=coordinator.now_s())
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in coordinator.metrics.collect()
+        for sample in family.samples
+    }
 
 
 async def test_lost_remove_is_found_and_repaired_when_nobody_touches_the_block() -> None:
@@ -38,6 +49,14 @@ async def test_lost_remove_is_found_and_repaired_when_nobody_touches_the_block()
         assert directory.repairs[Ask.SKETCH].bytes < 3_300
         (view,) = await served.client.nodes()
         assert (view.sketches, view.snapshots) == (1, before)
+        figures = scraped(served)
+        assert figures["kvdir_repairs_total", "sketch", "done"] == 1
+        assert 0 < figures["kvdir_repair_bytes_total", "sketch"] < 3_300
+        assert 0 < figures["kvdir_repair_seconds_total", "sketch"] < 5
+        assert figures["kvdir_sketch_repaired_blocks_total",] == 7
+        assert figures["kvdir_digest_contradictions_total",] == 1
+        assert figures["kvdir_stream_confirmed_ratio", "n1"] == 1.0
+        assert (figures["kvdir_views", "tenant", "true"], figures["kvdir_views", "tenant", "false"]) == (1, 0)
 
 
 async def test_stream_heals_by_sketch_when_the_ring_is_too_short() -> None:
