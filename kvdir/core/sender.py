@@ -76,7 +76,7 @@ class StreamSender:
             return None
         batch = self._outbox.read(self._next_seq, max_events=min(room, self._max_batch_events), max_bytes=self._max_batch_bytes)
         first_seq = batch.first_seq if batch else self._outbox.last_seq + 1
-        self.skipped_events += first_seq - self._next_seq
+        self.skipped_events += max(0, min(first_seq, self._outbox.oldest_seq) - self._next_seq)  # lost ones are counted there
         self._next_seq = first_seq
         if batch is None:
             return None
