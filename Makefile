@@ -34,6 +34,9 @@ demo: setup ## Four agents and a coordinator move real bytes for a real trace (A
 test: setup ## All tests (ARGS="-k name" for some)
 	$(BIN)/python -m pytest -q $(ARGS)
 
+soak: setup ## Random histories of a simulated cluster (DURATION_S=120; ARGS="--seed 7")
+	$(BIN)/python -m kvdir.testing.sim --duration-s $(DURATION_S) $(ARGS)
+
 test-native: ## C++ cores alone, under AddressSanitizer and UBSan
 	$(MAKE) -C tests/native test
 	$(MAKE) -C tests/native/movers test
@@ -78,4 +81,4 @@ wheel: setup ## Build the abi3 wheel into dist/
 clean: ## Remove everything that was built
 	rm -rf $(VENV) build dist *.egg-info $(NATIVE) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-.PHONY: help setup demo test test-native lint fmt proto verify-proto docs verify-docs check bench wheel clean
+.PHONY: help setup demo test soak test-native lint fmt proto verify-proto docs verify-docs check bench wheel clean

@@ -27,6 +27,7 @@ from kvdir.testing.sim.wire import Call, ClientCall, Pipe, ServerContext
 CONNECT_TIMEOUT_S = 1.0
 _OPENING = frozenset({"hello", "welcome"})
 _ONCE = frozenset({"hello", "goodbye"})
+_ROUTINE = frozenset({"heartbeat", "ack"})
 _RECENT = 60
 
 
@@ -81,7 +82,7 @@ class Network:
     """See the module docstring. `node` is a number or a name.
 
     sent, sent_bytes: by (node, kind of message), lost ones included. lost: messages by kind. bugs: what handlers raised that is
-    no KvdirError. digest: of everything that arrived and when, to compare runs.
+    no KvdirError. recent: the last messages, without heartbeats and acks that say nothing new. digest: of everything that arrived and when, to compare runs.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class Network:
         self._loop = loop
         self._rng = rng
         self._watcher = watcher
+        self._routine: dict[tuple[str, str], Any] = {}
         self._drops: dict[str, _Drops] = {}
         self._partitioned: set[str] = set()
         self._calls: list[Call] = []
@@ -278,11 +280,13 @@ class Network:
     def arrived(self, pipe: Pipe, message: Any) -> None:
         now_s = self._loop.time()
         self.deliveries += 1
-        mark = f"{now_s:.6f} {pipe.node} {pipe.upward} {message.WhichOneof('message')} {message.ByteSize()}"
-        self.digest = zlib.crc32(mark.encode(), self.digest)
-        if pipe.upward and message.WhichOneof("message") not in _ONCE:
+        kind = message.WhichOneof("message")
+        self.digest = zlib.crc32(f"{now_s:.6f} {pipe.node} {kind} {message.ByteSize()}".encode(), self.digest)
+        if pipe.upward and kind not in _ONCE:
             pipe.history.append(message)
-        self.recent.append(Delivery(now_s, pipe.node, pipe.upward, message))
+        if kind not in _ROUTINE or self._routine.get((pipe.node, kind)) != message:
+            self._routine[pipe.node, kind] = message
+            self.recent.append(Delivery(now_s, pipe.node, pipe.upward, message))
 
     def _delay_s(self) -> float:
         jitter_s = self.faults.jitter_s

@@ -133,19 +133,18 @@ def coordinator(cluster: LocalCluster, what: str) -> None:
 
 
 def ghost(cluster: LocalCluster, node: str) -> None:
-    """An earlier life of the node, long fenced, turns up: with its hello, its events, its heartbeat and its goodbye."""
+    """An earlier life of the node, fenced by now, turns up: with its hello, its events, its heartbeat and its goodbye."""
     local = _node(cluster, node)
-    known = cluster.directory.core.nodes.get(local.name)
-    old = [life for life in local.lives if known and life.epoch in known.fenced]
-    if old:
-        cluster.network.begin_call(local.name, old[0].epoch, _whole_call(cluster, local, old[0]))
+    for life in _fenced_lives(cluster, local)[:1]:
+        cluster.network.begin_call(local.name, life.epoch, _whole_call(cluster, local, life))
 
 
 def echo(cluster: LocalCluster, node: str) -> None:
-    """Messages of an earlier life turn up in the call of the present one."""
+    """Messages of an earlier life, fenced by now, turn up in the call of the present one."""
     local = _node(cluster, node)
-    for message in _whole_call(cluster, local, local.lives[0])[1:] if len(local.lives) > 1 else ():
-        cluster.network.inject(local.name, message)
+    for life in _fenced_lives(cluster, local)[:1]:
+        for message in _whole_call(cluster, local, life)[1:]:
+            cluster.network.inject(local.name, message)
 
 
 # -- network ---------------------------------------------------------------------------------------------------------------
@@ -238,6 +237,11 @@ def _report(cluster: LocalCluster, life: Life, absent: set[Item], delay_s: float
         cluster.network.report_stale(report, delay_s=delay_s)
 
 
+def _fenced_lives(cluster: LocalCluster, node: LocalNode) -> list[Life]:
+    known = cluster.directory.core.nodes.get(node.name)
+    return [life for life in node.lives if known is not None and life.epoch in known.fenced]
+
+
 def _whole_call(cluster: LocalCluster, node: LocalNode, life: Life) -> list[Any]:
     hello = encode_hello(
         node=node.name, epoch=life.epoch, last_seq=life.outbox.last_seq, peer_address=node.address, started_unix_ms=0,
@@ -247,7 +251,7 @@ def _whole_call(cluster: LocalCluster, node: LocalNode, life: Life) -> list[Any]
     return [
         hello,
         *([encode_batch(life.epoch, batch)] if batch else []),
-        encode_heartbeat(life.epoch, Heartbeat(life.outbox.last_seq, HeartbeatFigures(counts=()))),
+        encode_heartbeat(life.epoch, Heartbeat(life.outbox.last_seq, HeartbeatFigures())),
         events_pb2.PublishRequest(goodbye=events_pb2.Goodbye(epoch=life.epoch)),
     ]
 
