@@ -222,6 +222,9 @@ class Directory:
 
     def snapshot_chunk(self, stream: Stream, chunk: SnapshotChunk, *, now_s: float) -> None:
         """One chunk of the snapshot under way; others are ignored. The last one swaps it in."""
+        if not self._speaks(stream):
+            return
+        stream.cursor.answered(Ask.SNAPSHOT, chunk.snapshot_id, now_s=now_s)
         intake = stream.intake
         if intake is None or not stream.cursor.repairing_snapshot:
             return
@@ -300,10 +303,10 @@ class Directory:
             stream.met_s = now_s
         feedback = take_feedback(self.index, stream, report, now_s=now_s)
         self.story.feedback(now_s, report, feedback)
+        self.counters.stale_blocks += feedback.removed
         if feedback.ignored_reason:
             self.counters.stale_reports_ignored += 1
         return feedback
-        self.counters.stale_blocks += feedback.removed
 
     # -- time ------------------------------------------------------------------------------------------------------------
 
@@ -396,22 +399,24 @@ class Directory:
         if stream.intake is not None and (ask is not None or not cursor.repairing_snapshot):
             self._discard_fresh(stream)
         if ask is not None:
-            self._ask(stream, ask)
+            self._ask(stream, ask, now_s)
         self._age(node, stream, now_s)
         if stream.reported is not cursor.state:
             self._effects.append(StateChanged(node.name, stream.epoch, stream.reported, cursor.state, cursor.reason))
             stream.reported = cursor.state
         return ask
 
-    def _ask(self, stream: Stream, ask: Ask) -> None:
+    def _ask(self, stream: Stream, ask: Ask, now_s: float) -> None:
         if ask is Ask.REPLAY:
             cursor = stream.cursor
             self._effects.append(RequestReplay(stream.node, stream.epoch, cursor.next_seq, cursor.top_seq))
             return
         if ask is Ask.SKETCH:
             self._effects.append(self.reconciler.ask(stream))
+            stream.cursor.asked(ask, stream.sketch_id, now_s=now_s)
             return
         self._snapshots += 1
+        stream.cursor.asked(ask, self._snapshots, now_s=now_s)
         stream.intake = SnapshotIntake(self._snapshots)
         self._effects.append(RequestSnapshot(stream.node, stream.epoch, self._snapshots, stream.cursor.reason))
 

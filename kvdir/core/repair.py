@@ -12,6 +12,10 @@
 Invariant: at most one request is under way. Every request has a deadline that moves only with progress, and a snapshot also
 has a total one. The owner is asked for ever, but ever less often, because giving up would mean staying untrusted for ever.
 An owner whose figures disagree with what it has just restated waits twice as long every time.
+
+How long to wait without progress is twice what the last answer took, between idle_s and idle_max_s, or an owner farther away
+than idle_s would be given up on for ever. An answer that names its request counts also when it comes too late; one to a
+replay names none, so it counts only if the replay before it was answered (Karn, Partridge, SIGCOMM 1987).
 """
 
 from __future__ import annotations
@@ -54,17 +58,21 @@ def new_tallies() -> Tallies:
     return {ask: RepairTally() for ask in Ask}
 
 
+REMEMBERED_REQUESTS = 16
+
+
 @dataclass(frozen=True, slots=True)
 class RepairPolicy:
     """Limits of repair.
 
-    idle_s: without progress for so long, a request has failed. total_s: a snapshot may take so long in all. max_replays:
-    so many in a row, then a sketch; max_fruitless: the same, of those that brought nothing. max_sketches: failed ones in a row,
-    then a snapshot. retry_*: wait after a failed snapshot. spacing_s: between two absolute statements of one stream, so
-    that an owner we do not understand costs little.
+    idle_s: without progress for so long, a request has failed; idle_max_s: the same, for owners that answer slowly.
+    total_s: a snapshot may take so long in all. max_replays: so many in a row, then a sketch; max_fruitless: the same, of
+    those that brought nothing. max_sketches: failed ones in a row, then a snapshot. retry_*: wait after a failed snapshot.
+    spacing_s: between two absolute statements of one stream, so that an owner we do not understand costs little.
     """
 
     idle_s: float = 1.0
+    idle_max_s: float = 10.0
     total_s: float = 60.0
     max_replays: int = 32
     max_fruitless: int = 3
@@ -79,13 +87,16 @@ class Repair:
 
     __slots__ = (
         "_advanced",
+        "_ambiguous",
         "_ask",
+        "_asked_s",
         "_began_s",
         "_deadline_s",
         "_disproved",
         "_failures",
         "_fruitless",
         "_lost_again",
+        "_patience_s",
         "_policy",
         "_restated",
         "_retry_at_s",
@@ -105,6 +116,9 @@ class Repair:
         self._disproved = 0
         self._restated = False
         self._began_s = 0.0
+        self._patience_s = policy.idle_s
+        self._ambiguous = False  # what arrives now may answer a request before this one
+        self._asked_s: dict[tuple[Ask, int], float] = {}
         self._ask: Ask | None = None
         self._advanced = self._lost_again = False
         self._deadline_s = self._until_s = 0.0
@@ -124,8 +138,25 @@ class Repair:
 
     def progress(self, now_s: float) -> None:
         """The next event in order, or the next chunk, has arrived."""
+        if self._ask is Ask.REPLAY and not self._advanced and not self._ambiguous:
+            self._took(now_s - self._began_s)
         self._advanced = True
-        self._deadline_s = now_s + self._policy.idle_s
+        self._deadline_s = now_s + self._patience_s
+
+    def asked(self, ask: Ask, number: int, now_s: float) -> None:
+        """The request that has just begun goes out under this number."""
+        self._asked_s[ask, number] = now_s
+        if len(self._asked_s) > REMEMBERED_REQUESTS:
+            del self._asked_s[next(iter(self._asked_s))]
+
+    def answered(self, ask: Ask, number: int, now_s: float) -> None:
+        """The answer to that request begins to arrive, in time or too late."""
+        asked_s = self._asked_s.pop((ask, number), None)
+        if asked_s is not None:
+            self._took(now_s - asked_s)
+
+    def _took(self, seconds: float) -> None:
+        self._patience_s = max(self._policy.idle_s, min(2 * seconds, self._policy.idle_max_s))
 
     def out_of_order(self) -> None:
         """A batch beyond the next one. Once the owner has gone back, that means: the replay lost something, too."""
@@ -212,12 +243,14 @@ class Repair:
     def _failed(self) -> None:
         if self._ask is not None:
             self.tallies[self._ask].failed += 1
+            self._ambiguous = True
         self._ask = None
 
     def _done(self, now_s: float) -> None:
         if self._ask is not None:
             tally = self.tallies[self._ask]
             tally.done += 1
+            self._ambiguous = False
             tally.seconds += now_s - self._began_s
         self._ask = None
 
@@ -226,6 +259,6 @@ class Repair:
         self._began_s = now_s
         self.tallies[ask].asked += 1
         self._advanced = self._lost_again = False
-        self._deadline_s = now_s + self._policy.idle_s
+        self._deadline_s = now_s + self._patience_s
         self._until_s = now_s + self._policy.total_s
         return ask

@@ -206,6 +206,14 @@ class StreamCursor:
         self._missed(last_seq)
         self._heard(now_s)
 
+    def asked(self, ask: Ask, number: int, *, now_s: float) -> None:
+        """What `tick` wanted goes out under this number."""
+        self._repair.asked(ask, number, now_s)
+
+    def answered(self, ask: Ask, number: int, *, now_s: float) -> None:
+        """Its answer begins to arrive, in time or too late: so long an answer takes."""
+        self._repair.answered(ask, number, now_s)
+
     def damage(self, reason: str, *, now_s: float) -> None:
         """An event was understood too little to be applied: only an absolute statement makes up for it."""
         self._damage = reason
@@ -276,8 +284,8 @@ class StreamCursor:
         if not self._stale and now_s - self.last_heard_s > stale_after_s:
             self._stale = True
             self._settle(now_s)
-        if not self.connected or (self._level and not self._wanted):
-            return None
+        if not self.connected or (self._caught_up and not self._wanted):
+            return None  # a stale stream that misses nothing has nothing to repeat
         absolute = bool(self._damage) or not self.restated or self._wanted
         sketch = Chance.USELESS if self._wanted else sketch
         ask = self._repair.tick(now_s, absolute=absolute, sketch=sketch, may_snapshot=may_snapshot)
@@ -312,9 +320,13 @@ class StreamCursor:
         self._stale = False
         self._settle(now_s)
 
+    @property
+    def _caught_up(self) -> bool:
+        return self.next_seq > self._top_seq and self.restated and not self._damage
+
     def _settle(self, now_s: float) -> None:
         """Recomputes `state`. The one place where trust is lost or won."""
-        caught_up = self.next_seq > self._top_seq and self.restated and not self._damage
+        caught_up = self._caught_up
         if caught_up:
             self._repair.caught_up(now_s)
         if self.fenced_reason:
