@@ -12,15 +12,15 @@ Counts only tiers that agents can evict from. Does not: keep state or time (quot
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvdir.config import parse_bytes
 from kvdir.core.access import Ages, cutoff_age_s
 from kvdir.core.holders import Holder
 from kvdir.core.namespaces import KnownNamespace, NamespaceTable
 from kvdir.core.node import Stream
-from kvdir.core.trust import Cumulative, Trusted
-from kvdir.location import StreamState, Tier
+from kvdir.core.trust import Cumulative, Trusted, total
+from kvdir.location import Tier
 
 EVICTABLE = frozenset({int(Tier.CPU)})
 """Tiers whose blocks belong to agents. What engines keep in GPU memory is theirs."""
@@ -111,14 +111,11 @@ def usage(quota: Quota, streams: Iterable[Stream], namespaces: NamespaceTable, *
         if stream.fenced or not covered & stream.namespaces:
             continue
         contributing.append(stream)
-        figures.append(_nothing(stream))
+        figures.append(_of(stream, stream.figure(0)))
         for held in _holdings(stream, covered):
             holdings.append(held)
-            figures.append(stream.blocks_figure(held.holder, block_bytes=held.block_bytes))
-    figure = Cumulative(0, True, now_s)
-    for part in figures:
-        figure = figure + part
-    return Usage(figure, tuple(holdings), tuple(contributing))
+            figures.append(_of(stream, stream.blocks_figure(held.holder, block_bytes=held.block_bytes)))
+    return Usage(total(figures, now_s=now_s), tuple(holdings), tuple(contributing))
 
 
 def plan_eviction(
@@ -175,10 +172,6 @@ def _holdings(stream: Stream, covered: frozenset[bytes]) -> Iterator[Holding]:
             yield Holding(stream, holder)
 
 
-def _nothing(stream: Stream) -> Cumulative:
-    """The trust of the stream itself: a hole in it may hide a block of any namespace that it announced."""
-    cursor = stream.cursor
-    if cursor.state is StreamState.SYNCED:
-        return Cumulative(0, True, cursor.last_heard_s)
-    words = f"{stream.node}: {cursor.reason or cursor.state.name.lower()}"
-    return Cumulative(0, False, cursor.last_event_s, cursor.untrusted_since_s, words)
+def _of(stream: Stream, figure: Cumulative) -> Cumulative:
+    """Says in the reason whose figure it is, because a sum keeps one reason."""
+    return figure if figure.trusted else replace(figure, reason=f"{stream.node}: {figure.reason}")

@@ -17,6 +17,7 @@ from kvdir.core.directory import Directory
 from kvdir.core.inspect import node_views
 from kvdir.core.views import NodeView
 from kvdir.location import StreamState
+from kvdir.obs.guard_metrics import GuardFigures
 from kvdir.obs.trust_metrics import TrustFigures
 
 MAX_NODES = 1024
@@ -99,6 +100,7 @@ class CoordinatorMetrics:
         self._gauges: dict[str, float] = {}
         self._nodes: tuple[NodeView, ...] = ()
         self._trust = TrustFigures()
+        self.guards = GuardFigures()
 
     def refresh(self, directory: Directory, *, now_s: float) -> None:
         """Puts aside what the next scrape shows."""
@@ -146,6 +148,7 @@ class CoordinatorMetrics:
             yield GaugeMetricFamily(f"kvdir_{name}", help, value=self._gauges.get(name, 0.0))
         yield GaugeMetricFamily("kvdir_loop_lag_seconds", "How late the last tick was.", value=self.loop_lag_s)
         yield from self._trust.families()
+        yield from self.guards.families()
         yield from self._node_families()
 
     def _node_families(self) -> Iterator[Metric]:

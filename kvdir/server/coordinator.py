@@ -64,6 +64,11 @@ class Coordinator:
     def status(self) -> StatusView:
         return status_view(self.directory, version=self.version, coordinator=self.name, now_s=self.now_s())
 
+    def refresh_metrics(self) -> None:
+        """Puts aside what the next scrape shows."""
+        self.metrics.refresh(self.directory, now_s=self.now_s())
+        self.metrics.guards.refresh(self.directory, self.quotas, self.checkpoints)
+
     def tick(self) -> None:
         """Time has passed: repair, staleness, acknowledgements."""
         now_s = self.now_s()

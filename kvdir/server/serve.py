@@ -171,7 +171,7 @@ def _refresher(coordinator: Coordinator) -> Callable[[], None]:
     loop = asyncio.get_running_loop()
 
     async def refresh() -> None:
-        coordinator.metrics.refresh(coordinator.directory, now_s=coordinator.now_s())
+        coordinator.refresh_metrics()
 
     def ask() -> None:
         asked = asyncio.run_coroutine_threadsafe(refresh(), loop)

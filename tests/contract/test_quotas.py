@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import urllib.request
 from dataclasses import replace
+
+import pytest
 
 from kvdir.core.event import Event
 from kvdir.core.trust import Cumulative
+from kvdir.errors import InvalidInput
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import Tier
 from kvdir.testing.fake_node import EXAMPLE_NAMESPACE, FakeNode, some_fingerprints
@@ -83,3 +87,29 @@ async def test_eviction_follows_the_truth_when_the_loss_was_repaired() -> None:
         held = Fingerprints.of(sorted(node.held[Tier.CPU]))
         await eventually(lambda: served.coordinator.quotas.watched[0].verdict == "within")
         assert (await served.client.lookup(node.digest, held)).hits == 100
+
+
+async def test_metrics_tell_quota_and_trust_when_scraped() -> None:
+    async with serving(CONFIG) as served, FakeNode(served.address, "a") as node:
+        node.store(some_fingerprints(10))
+        await node.synced()
+        await eventually(lambda: served.coordinator.quotas.watched[0].verdict == "within")
+
+        def scrape() -> str:
+            with urllib.request.urlopen(f"http://{served.http}/metrics", timeout=5) as response:
+                text: str = response.read().decode()
+                return text
+
+        text = await asyncio.to_thread(scrape)
+        assert f'kvdir_quota_limit_bytes{{subject="none"}} {float(100 * BLOCK)}' in text
+        assert 'kvdir_quota_trusted{subject="none"} 1.0' in text
+        assert 'kvdir_quota_verdict{subject="none",verdict="within"} 1.0' in text
+        assert 'kvdir_orphans{fate="forgotten"} 0.0' in text
+        assert "kvdir_partial 0.0" in text
+
+
+async def test_story_and_quota_commands_refuse_bad_questions() -> None:
+    async with serving() as served:
+        for question in ({}, {"node": "a", "fingerprint": bytes(32)}, {"fingerprint": b"short"}):
+            with pytest.raises(InvalidInput):
+                await served.client.story(**question)  # type: ignore[arg-type]
