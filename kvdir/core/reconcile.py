@@ -143,6 +143,8 @@ class Reconciler:
             cursor.sketch_refused(now_s=now_s)
             return None
         self._stands(stream, statement.at_seq)
+        if changed:
+            stream.recent.forget(statement.at_seq)  # what came back was stored at a number that nobody knows
         self.repaired_blocks += changed
         cursor.sketch_done(statement.at_seq, now_s=now_s)
         return changed
