@@ -9,7 +9,7 @@ import pytest
 
 from kvdir.location import StreamState
 from kvdir.testing import LocalCluster
-from kvdir.testing.sim.steps import echo, ghost
+from kvdir.testing.sim.steps import echo, garbage, ghost
 
 
 def test_new_life_counts_and_old_one_is_gone_when_an_agent_is_reborn_at_the_same_address() -> None:
@@ -150,3 +150,17 @@ def test_node_is_flagged_then_left_out_when_it_dies_without_a_word() -> None:
         assert not cluster.directory.blocks(0).trusted
         cluster.advance(cluster.limits.expire_after_s)
         assert cluster.directory.holders([1]) == [set()]
+
+
+def test_store_from_a_sketch_stands_when_feedback_is_older() -> None:
+    """The event of the store was not understood; a sketch brought the block in at a number that no event stands for."""
+    with LocalCluster(nodes=1) as cluster:
+        cluster.node(0).store([2])
+        cluster.settle()
+        cluster.report_absent(0, [1], delay_s=2.5)
+        garbage(cluster, "0", "width")  # stores block 1
+        cluster.settle()
+        assert cluster.directory.holders([1]) == [{"node-0"}]
+        cluster.advance(3)
+        assert cluster.directory.holders([1]) == [{"node-0"}]
+        assert cluster.directory.core.counters.stale_reports_ignored == 1
