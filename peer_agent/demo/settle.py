@@ -83,6 +83,7 @@ def _side_by_side(name: str, view: NodeView | None, counts: tuple[int, int]) -> 
 def _repairs(views: Sequence[NodeView]) -> dict[str, int]:
     return {
         "replay": sum(view.replays for view in views),
+        "sketch": sum(view.sketches for view in views),
         "snapshot": sum(view.snapshots for view in views),
     }
 

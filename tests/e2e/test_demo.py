@@ -92,6 +92,7 @@ def test_streams_settle_and_no_byte_is_wrong_when_events_are_lost_and_an_agent_i
     assert document["directory_agrees"] is True
     assert all(stream["trusted"] and stream["equal"] for stream in document["streams"])
     assert document["untrusted_seconds"] > 0
+    assert set(document["repairs"]) == {"replay", "sketch", "snapshot"}
     assert sum(document["repairs"].values()) > 0
 
 
