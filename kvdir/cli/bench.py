@@ -74,6 +74,34 @@ def lookup(output: str, progress: bool | None) -> None:
     run_bench("lookup", measure, output=output, progress=progress)
 
 
+@bench.command()
+@output_option
+@progress_option
+def sketch(output: str, progress: bool | None) -> None:
+    """Repair by sketch: differences decoded, cost of an update beside the index's store, bytes beside a snapshot."""
+
+    def measure(advance: Advance) -> Mapping[str, Any]:
+        from kvdir.cli.bench_sketch import run_sketch_bench
+
+        return run_sketch_bench(advance=advance)
+
+    run_bench("sketch", measure, output=output, progress=progress)
+
+
+@bench.command()
+@output_option
+@progress_option
+def snapshot(output: str, progress: bool | None) -> None:
+    """A snapshot of four million blocks taken in: entries a second, longest pause, extra memory."""
+
+    def measure(advance: Advance) -> Mapping[str, Any]:
+        from kvdir.cli.bench_sketch import run_snapshot_bench
+
+        return run_snapshot_bench(advance=advance)
+
+    run_bench("snapshot", measure, output=output, progress=progress)
+
+
 def run_bench(name: str, measure: Measure, *, output: str, progress: bool | None) -> None:
     """Runs `measure(advance)` and prints the mapping it returns; `advance(share, text)` reports progress, shares sum to 1.
 
