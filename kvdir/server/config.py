@@ -32,6 +32,9 @@ class CoordinatorConfig:
     max_message_bytes: int = setting(16 * 2**20, "Largest gRPC message, in and out.")
     max_streams: int = setting(4_096, "Nodes that may be known at once.")
     max_namespaces: int = setting(1_024, "Namespaces that may be known at once.")
+    max_sketches: int = setting(
+        32, "Sketches asked for at the same time; a coordinator that finds more streams wrong lets them wait."
+    )
     max_snapshots: int = setting(4, "Snapshots taken in at the same time; others wait, flagged untrusted.")
     heartbeat_interval_ms: int = setting(1_000, "How often agents are asked to send heartbeats.")
     credit_events: int = setting(8_192, "Events an agent may have under way without an acknowledgement.")
@@ -77,7 +80,15 @@ class CoordinatorConfig:
             out.append("heartbeat_interval_ms: must be at least 10 and at most half of stale_after_s, or nodes flap")
         if self.max_fingerprints * 32 > self.max_message_bytes:
             out.append("max_message_bytes: too small for max_fingerprints of 32 bytes each")
-        for field in ("max_fingerprints", "max_streams", "max_namespaces", "max_snapshots", "credit_events", "max_deadline_s"):
+        for field in (
+            "max_fingerprints",
+            "max_streams",
+            "max_namespaces",
+            "max_sketches",
+            "max_snapshots",
+            "credit_events",
+            "max_deadline_s",
+        ):
             if getattr(self, field) <= 0:
                 out.append(f"{field}: must be above 0")
         for field in ("quota_interval_s", "quota_max_blocks", "checkpoint_every_s"):
@@ -106,6 +117,7 @@ class CoordinatorConfig:
             max_fingerprints=self.max_fingerprints,
             max_streams=self.max_streams,
             max_namespaces=self.max_namespaces,
+            max_sketches=self.max_sketches,
             max_snapshots=self.max_snapshots,
             repair=RepairPolicy(idle_s=self.replay_idle_s),
         )
