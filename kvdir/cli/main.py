@@ -32,7 +32,7 @@ class Entry:
 COMMANDS: Mapping[str, Entry] = {
     "serve": Entry("kvdir.cli.serve:serve", "Run a coordinator.", "Run"),
     "nodes": Entry("kvdir.cli.query:nodes", "The nodes, what they hold, and how far that is trusted.", "Ask"),
-    "trust": Entry("kvdir.cli.query:trust", "Which figures are trusted, since when not, and why.", "Ask"),
+    "trust": Entry("kvdir.cli.trust:trust", "Which figures are trusted, since when not, and why.", "Ask"),
     "lookup": Entry("kvdir.cli.query:lookup", "Who holds these blocks.", "Ask"),
     "dump": Entry("kvdir.cli.query:dump", "Stream the whole directory.", "Ask"),
     "status": Entry("kvdir.cli.query:status", "The coordinator in one screen.", "Ask"),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 import msgspec
 
-from kvdir.cli.output import CommandFailed, Exit, emit, emit_items, facts, output_option, stack, table
+from kvdir.cli.output import CommandFailed, emit, emit_items, facts, output_option, stack, table
 from kvdir.config import show_bytes
 from kvdir.errors import InvalidInput
 
@@ -46,7 +46,7 @@ def client_options(function: F) -> F:
     return command  # type: ignore[return-value]
 
 
-# -- nodes, trust --------------------------------------------------------------------------------------------------------
+# -- nodes ---------------------------------------------------------------------------------------------------------------
 
 
 @click.command()
@@ -82,11 +82,11 @@ def _node_document(view: NodeView) -> dict[str, Any]:
         "capacity_bytes": view.capacity_bytes.value,
         "dropped_events": view.dropped_events,
         "untrusted_s": round(view.untrusted_s, 3),
-        "holdings": [_holding_document(holding) for holding in view.holdings],
+        "holdings": [holding_document(holding) for holding in view.holdings],
     }
 
 
-def _holding_document(holding: HoldingView) -> dict[str, Any]:
+def holding_document(holding: HoldingView) -> dict[str, Any]:
     return {
         "namespace": holding.namespace_digest.hex(),
         "tier": tier_name(holding.tier),
@@ -118,55 +118,6 @@ def _nodes_view(views: tuple[NodeView, ...]) -> object:
     return table(heads, rows, caption="" if rows else "no node has said hello yet")
 
 
-@click.command()
-@click.option("--require", is_flag=True, help="Exit with 5 unless every figure is trusted.")
-@output_option
-@client_options
-def trust(client: Client, require: bool, output: str) -> None:
-    """Which figures are trusted, since when not, and why.
-
-    \b
-    Examples:
-      kvdir trust
-      kvdir trust --require && ./evict-orphans.sh
-    """
-    views = client.nodes()
-    figures = [(view, holding) for view in views for holding in view.holdings]
-    doubtful = [(view, holding) for view, holding in figures if not holding.blocks.trusted]
-    unsynced = [view for view in views if view.trust.state.name not in ("SYNCED", "FENCED")]
-    document = {
-        "views_trusted": not doubtful and not unsynced,
-        "streams": {view.trust.node: view.trust.state.name.lower() for view in views},
-        "figures": [{"node": view.trust.node, **_holding_document(holding)} for view, holding in figures],
-    }
-    emit(document, lambda: _trust_view(figures, unsynced), output=output)
-    if require and not document["views_trusted"]:
-        named = ", ".join(sorted({view.trust.node for view, _ in doubtful} | {view.trust.node for view in unsynced}))
-        raise CommandFailed(
-            f"figures of {named} are not trusted: run `kvdir reconcile NODE`, or wait until the streams are synced",
-            exit=Exit.UNTRUSTED,
-            slug="untrusted",
-        )
-
-
-def _trust_view(figures: list[tuple[NodeView, HoldingView]], unsynced: list[NodeView]) -> object:
-    rows = [
-        (
-            view.trust.node,
-            holding.namespace_digest.hex()[:8],
-            tier_name(holding.tier),
-            f"{holding.blocks.value:,}",
-            f"{holding.owner_blocks:,} at {holding.owner_at_seq}" if holding.owner_at_seq else "-",
-            "yes" if holding.blocks.trusted else "no",
-            holding.blocks.reason,
-        )
-        for view, holding in figures
-    ]
-    heads = ["node", "namespace", "tier", "blocks #", "owner says #", "trusted", "why not"]
-    silent = ", ".join(f"{view.trust.node} ({view.trust.reason})" for view in unsynced)
-    return table(heads, rows, caption=f"not synced: {silent}" if silent else "every stream is synced")
-
-
 # -- lookup, dump --------------------------------------------------------------------------------------------------------
 
 
@@ -176,10 +127,24 @@ def _trust_view(figures: list[tuple[NodeView, HoldingView]], unsynced: list[Node
 @click.option("--file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Packed fingerprints, as bytes.")
 @click.option("--width", type=click.Choice(["8", "16", "32"]), default="32", show_default=True, help="Of those in --file.")
 @click.option("--prefix", is_flag=True, help="Only the run from the first block on (chained fingerprints).")
+@click.option(
+    "--min-trust",
+    type=click.Choice(["any", "not-stale", "synced"]),
+    default="any",
+    show_default=True,
+    help="Leave out nodes that are trusted less.",
+)
 @output_option
 @client_options
 def lookup(
-    client: Client, namespace: str, fingerprints: tuple[str, ...], file: Path | None, width: str, prefix: bool, output: str
+    client: Client,
+    namespace: str,
+    fingerprints: tuple[str, ...],
+    file: Path | None,
+    width: str,
+    prefix: bool,
+    min_trust: str,
+    output: str,
 ) -> None:
     """Who holds these blocks. NAMESPACE is its digest in hex, or enough of its beginning; FINGERPRINTS are in hex.
 
@@ -190,12 +155,18 @@ def lookup(
     """
     from kvdir.core.answer import LookupMode
     from kvdir.fingerprint import Fingerprints
+    from kvdir.location import MinTrust
 
     if bool(fingerprints) == bool(file):
         raise click.UsageError("give fingerprints in hex, or --file, not both")
     asked = Fingerprints(file.read_bytes(), int(width)) if file else Fingerprints.of([_hex(text) for text in fingerprints])
     digest = _namespace_digest(client, namespace)
-    answer = client.lookup(digest, asked, mode=LookupMode.PREFIX if prefix else LookupMode.SPARSE)
+    answer = client.lookup(
+        digest,
+        asked,
+        mode=LookupMode.PREFIX if prefix else LookupMode.SPARSE,
+        min_trust=MinTrust[min_trust.upper().replace("-", "_")],
+    )
     runs = [
         (run.start, run.count, [f"{answer.nodes[node].node}/{tier.name.lower()}" for node, tier in run.holders])
         for run in answer
@@ -204,12 +175,14 @@ def lookup(
         "asked": answer.asked,
         "hits": answer.hits,
         "warming": answer.warming,
+        "nodes_below_trust": answer.below_trust,
         "runs": [{"start": start, "count": count, "holders": holders} for start, count, holders in runs],
         "nodes": [
             {
                 "node": node.node,
                 "state": node.state.name.lower(),
                 "age_s": round(node.age_s, 3),
+                "confirmed": round(node.confirmed, 4),
                 "peer_address": node.peer_address,
             }
             for node in answer.nodes
@@ -217,6 +190,7 @@ def lookup(
     }
     rows = [(f"{start}..{start + count - 1}", count, " ".join(holders)) for start, count, holders in runs]
     caption = f"{answer.hits} of {answer.asked} blocks" + (", coordinator is warming up" if answer.warming else "")
+    caption += f", {answer.below_trust} nodes left out" if answer.below_trust else ""
     emit(document, lambda: table(["positions", "blocks #", "holders"], rows, caption=caption), output=output)
 
 

@@ -45,6 +45,20 @@ Items items_of(const Bytes& bytes) {
     return set;
 }
 
+TEST(a_folded_sketch_equals_one_of_that_size_and_decodes_less) {
+    Bytes common = random_items(3000), left = random_items(20), right = random_items(20);
+    Sketch here(1024), there(1024), small(128);
+    here.insert(packed(common)), there.insert(packed(common)), small.insert(packed(common));
+    here.insert(packed(left)), there.insert(packed(right)), small.insert(packed(left));
+    for (u32 cells : {4u, 128u, 512u, 1024u}) CHECK(here.folded(cells).encoded_bytes() == Sketch(cells).encoded_bytes());
+    CHECK(encoded(here.folded(128)) == encoded(small));
+    Difference difference;
+    CHECK(subtract(here.folded(128), encoded(there.folded(128)), difference) == Sketch::Decoded::yes);
+    CHECK(items_of(difference.here) == items_of(left) && items_of(difference.there) == items_of(right));
+    CHECK(subtract(here.folded(4), encoded(there.folded(4)), difference) == Sketch::Decoded::too_large);
+    CHECK(subtract(here.folded(128), encoded(there), difference) == Sketch::Decoded::wrong_size);
+}
+
 TEST(seven_hundred_differences_decode_in_199_of_200_trials) {
     int good = 0;
     for (int trial = 0; trial < 200; ++trial) {
