@@ -8,38 +8,31 @@ Rules:
 - fenced streams are never returned, streams silent for `stale_after_s` are flagged, and after `expire_after_s` left out;
 - a snapshot fills fresh holders beside the old ones and takes their place in one step, so a broken one changes nothing;
 - nothing a stream sends can change what another stream said.
-Does not: read a clock, talk to anybody, decide who may ask. Events are applied in ingest.py, answers built in lookup.py.
+Does not: read a clock, talk to anybody, decide who may ask. Events are applied in ingest.py, answers built in lookup.py, and
+streams repaired in mending.py.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from kvdir.core.admission import Counters, Hello, Limits, Refused, Welcomed
 from kvdir.core.answer import Lookup
-from kvdir.core.effects import (
-    Effect,
-    Fence,
-    RequestReplay,
-    RequestSnapshot,
-    SketchApplied,
-    SnapshotApplied,
-    StateChanged,
-)
+from kvdir.core.effects import Effect, Fence, StateChanged
 from kvdir.core.event import Event, Heartbeat, SnapshotChunk
 from kvdir.core.feedback import Feedback, StaleReport, take_feedback
 from kvdir.core.holders import HolderTable
 from kvdir.core.ingest import Ingest
 from kvdir.core.lookup import Answers
-from kvdir.core.namespaces import Announced, NamespaceTable
+from kvdir.core.mending import Mender
+from kvdir.core.namespaces import NamespaceTable
 from kvdir.core.node import Node, Stream
 from kvdir.core.orphans import Orphanage
 from kvdir.core.reconcile import Reconciler
-from kvdir.core.repair import Ask, RepairPolicy, new_tallies
-from kvdir.core.sketches import SKETCH_CELLS, SketchStatement
-from kvdir.core.snapshot import Intake, SnapshotIntake
+from kvdir.core.repair import Ask, new_tallies
+from kvdir.core.sketches import SketchStatement
 from kvdir.core.story import Kind, Story
 from kvdir.core.stream import StreamCursor
 from kvdir.errors import InvalidInput, Overloaded, TooLarge
@@ -49,73 +42,7 @@ from kvdir.location import MinTrust, StreamState
 if TYPE_CHECKING:
     from kvdir.index import BlockIndex, BlockSketch
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Bounds of one directory. Times are in seconds since a node was last heard. forget: False only says who would be."""
-
-    stale_after_s: float = 5.0
-    expire_after_s: float = 60.0
-    forget_after_s: float = 600.0
-    forget: bool = True
-    warm_up_s: float = 1.0
-    warm_limit_s: float = 30.0
-    max_fingerprints: int = 65_536
-    max_streams: int = 4_096
-    max_namespaces: int = 1_024
-    max_sketches: int = 32
-    max_snapshots: int = 4
-    sketch_cells: int = SKETCH_CELLS
-    sweep_blocks: int = 65_536
-    repair: RepairPolicy = field(default_factory=RepairPolicy)
-
-
-@dataclass(frozen=True, slots=True)
-class Hello:
-    """An owner introduces one epoch of its stream. last_seq: highest number it has used."""
-
-    node: str
-    epoch: int
-    last_seq: int
-    peer_address: str = ""
-    started_unix_ms: int = 0
-    namespaces: tuple[Announced, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Welcomed:
-    """The owner goes on after resume_seq, or after its last_seq when that is 0. connection: for `disconnected`."""
-
-    stream: Stream
-    connection: int
-    resume_seq: int
-    refused_namespaces: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """This epoch may not publish."""
-
-    newer_epoch: int
-    reason: str
-
-
-@dataclass(slots=True)
-class Counters:
-    """Since the start. lookup_*: blocks asked for and found."""
-
-    lookups: int = 0
-    lookup_blocks: int = 0
-    lookup_hits: int = 0
-    lookup_nodes_below_trust: int = 0
-    batches: int = 0
-    stale_reports: int = 0
-    stale_reports_ignored: int = 0
-    stale_blocks: int = 0
-    snapshots_applied: int = 0
-    snapshots_refused: int = 0
-    fenced: int = 0
-    namespaces_refused: int = 0
+__all__ = ["Counters", "Directory", "Hello", "Limits", "Refused", "Welcomed"]
 
 
 class Directory:
@@ -140,8 +67,8 @@ class Directory:
         self.started_s = now_s
         self._answers = Answers(self.holders)
         self._effects: list[Effect] = []
+        self._mender = Mender(self.ingest, self.reconciler, self.holders, self.repairs, self.counters, self._effects)
         self._connections = 0
-        self._snapshots = 0
 
     # -- streams ---------------------------------------------------------------------------------------------------------
 
@@ -164,7 +91,7 @@ class Directory:
             cursor = StreamCursor(self.limits.repair, now_s=now_s, tallies=self.repairs)
             stream = node.stream = Stream(hello.node, hello.epoch, cursor)
             self.story.note(now_s, hello.node, hello.epoch, Kind.REGISTERED, f"at {hello.peer_address or '?'}")
-        self._discard_fresh(stream)
+        self._mender.discard_fresh(stream)
         self._speaks(stream)
         refused = self.announce(stream, hello)
         self._connections += 1
@@ -209,11 +136,8 @@ class Directory:
 
     def sketch(self, stream: Stream, statement: SketchStatement, *, now_s: float) -> None:
         """The answer to a request for a sketch; one that nobody asked for changes nothing."""
-        if not self._speaks(stream):
-            return
-        blocks = self.reconciler.take(stream, statement, now_s=now_s)
-        if blocks is not None:
-            self._effects.append(SketchApplied(stream.node, stream.epoch, statement.request_id, blocks))
+        if self._speaks(stream):
+            self._mender.sketch(stream, statement, now_s=now_s)
 
     def replay_unavailable(self, stream: Stream, *, now_s: float) -> None:
         """The owner's ring begins after what we need: the next tick asks for a sketch or a snapshot."""
@@ -222,24 +146,8 @@ class Directory:
 
     def snapshot_chunk(self, stream: Stream, chunk: SnapshotChunk, *, now_s: float) -> None:
         """One chunk of the snapshot under way; others are ignored. The last one swaps it in."""
-        if not self._speaks(stream):
-            return
-        stream.cursor.answered(Ask.SNAPSHOT, chunk.snapshot_id, now_s=now_s)
-        intake = stream.intake
-        if intake is None or not stream.cursor.repairing_snapshot:
-            return
-        match intake.take(chunk):
-            case Intake.IGNORE:
-                return
-            case Intake.REFUSE:
-                self._refuse_snapshot(stream, now_s)
-            case verdict:
-                stream.cursor.snapshot_progress(now_s=now_s)
-                self.repairs[Ask.SNAPSHOT].bytes += sum(entry.size_bytes for entry in chunk.entries)
-                if not all(self.ingest.fill(stream, entry, now_s) for entry in chunk.entries):
-                    self._refuse_snapshot(stream, now_s)
-                elif verdict is Intake.COMPLETE:
-                    self._swap(stream, intake, now_s)
+        if self._speaks(stream):
+            self._mender.snapshot_chunk(stream, chunk, now_s=now_s)
 
     def goodbye(self, stream: Stream, *, now_s: float) -> None:
         """The owner leaves on purpose: its epoch ends, its blocks vanish."""
@@ -251,7 +159,7 @@ class Directory:
         """A call ended. Only the newest call of a stream speaks for it."""
         if stream.connection == connection and not stream.fenced:
             stream.cursor.close(now_s=now_s)
-            self._discard_fresh(stream)
+            self._mender.discard_fresh(stream)
 
     def want_snapshot(self, node: str) -> Stream:
         """Asks for a snapshot of a node at the next tick. Raises InvalidInput for an unknown or fenced node."""
@@ -329,7 +237,8 @@ class Directory:
 
     def take_effects(self) -> list[Effect]:
         """What is to be done now, each once. After `hello` and `goodbye` do not wait for the tick: somebody was fenced."""
-        effects, self._effects = self._effects, []
+        effects = self._effects.copy()
+        self._effects.clear()
         return effects
 
     # -- inside ----------------------------------------------------------------------------------------------------------
@@ -351,31 +260,7 @@ class Directory:
         for holder in stream.holders.values():
             self.ingest.drop(holder)
         stream.holders = {}
-        self._discard_fresh(stream)
-
-    def _discard_fresh(self, stream: Stream) -> None:
-        for holder in stream.fresh.values():
-            self.ingest.drop(holder)
-        stream.fresh, stream.intake = {}, None
-
-    def _refuse_snapshot(self, stream: Stream, now_s: float) -> None:
-        self.counters.snapshots_refused += 1
-        self._discard_fresh(stream)
-        stream.cursor.snapshot_refused(now_s=now_s)
-
-    def _swap(self, stream: Stream, intake: SnapshotIntake, now_s: float) -> None:
-        old, stream.holders, stream.fresh = stream.holders, stream.fresh, {}
-        for holder in stream.holders.values():
-            holder.visible = True
-        for holder in old.values():
-            self.ingest.drop(holder)
-        self.holders.touch()
-        stream.intake, stream.restored = None, False
-        stream.recent.forget(intake.at_seq)
-        stream.unconfirmed_blocks = 0
-        stream.cursor.snapshot_done(intake.at_seq, now_s=now_s)
-        self.counters.snapshots_applied += 1
-        self._effects.append(SnapshotApplied(stream.node, stream.epoch, intake.snapshot_id, intake.blocks))
+        self._mender.discard_fresh(stream)
 
     def _quiet(self, stream: Stream, now_s: float) -> bool:
         """Whether a tick has nothing to do for it; most streams most of the time, so this is what thousands of nodes cost."""
@@ -397,28 +282,14 @@ class Directory:
             sketch=self.reconciler.chance(stream, room=running[Ask.SKETCH] < self.limits.max_sketches, now_s=now_s),
         )
         if stream.intake is not None and (ask is not None or not cursor.repairing_snapshot):
-            self._discard_fresh(stream)
+            self._mender.discard_fresh(stream)
         if ask is not None:
-            self._ask(stream, ask, now_s)
+            self._mender.ask(stream, ask, now_s=now_s)
         self._age(node, stream, now_s)
         if stream.reported is not cursor.state:
             self._effects.append(StateChanged(node.name, stream.epoch, stream.reported, cursor.state, cursor.reason))
             stream.reported = cursor.state
         return ask
-
-    def _ask(self, stream: Stream, ask: Ask, now_s: float) -> None:
-        if ask is Ask.REPLAY:
-            cursor = stream.cursor
-            self._effects.append(RequestReplay(stream.node, stream.epoch, cursor.next_seq, cursor.top_seq))
-            return
-        if ask is Ask.SKETCH:
-            self._effects.append(self.reconciler.ask(stream))
-            stream.cursor.asked(ask, stream.sketch_id, now_s=now_s)
-            return
-        self._snapshots += 1
-        stream.cursor.asked(ask, self._snapshots, now_s=now_s)
-        stream.intake = SnapshotIntake(self._snapshots)
-        self._effects.append(RequestSnapshot(stream.node, stream.epoch, self._snapshots, stream.cursor.reason))
 
     def _age(self, node: Node, stream: Stream, now_s: float) -> None:
         silent_s = now_s - stream.cursor.last_heard_s
