@@ -1,4 +1,4 @@
-"""Random histories of a simulated cluster: every promise holds at every moment, and everything is right soon after the healing."""
+"""Random histories of a simulated cluster: every promise holds at every moment, and all is right soon after the healing."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_failing_story_is_short_when_the_core_has_a_bug(monkeypatch: pytest.Monk
     assert violation_of(Story.parse(str(short))) is not None
     text = verdict(short)
     assert str(short) in text
-    assert "python -m kvdir.testing.sim --story" in text
+    assert "python -m kvdir.testing.sim --story FILE" in text
     assert Story.parse(text) == short
 
 

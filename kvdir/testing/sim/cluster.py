@@ -1,7 +1,7 @@
 """LocalCluster: agents, network and coordinator in one thread, on a clock that moves only when told. No sockets, no waiting.
 
-What runs is what runs in production, from the publisher with its outbox down to the codec, the events service, the directory and the
-native index; simulated are time, the connections, and what the nodes hold. Equal arguments and equal calls give equal runs.
+What runs is what runs in production: the publisher with its outbox, the codec, the events service, the directory, the native
+index. Simulated are time, the connections, and what the nodes hold. Equal arguments and equal calls give equal runs.
 """
 
 from __future__ import annotations
@@ -14,16 +14,11 @@ from types import TracebackType
 from typing import Literal, Self
 
 from kvdir.client.publisher import Backoff
-from kvdir.core.answer import Lookup
 from kvdir.core.directory import Directory, Limits
 from kvdir.core.feedback import StaleReport
-from kvdir.core.inspect import node_views
 from kvdir.core.sketches import SKETCH_CELLS
-from kvdir.core.trust import Cumulative
-from kvdir.core.views import NodeView
-from kvdir.errors import InvalidInput
 from kvdir.fingerprint import Fingerprints
-from kvdir.index import Index, Sketch
+from kvdir.index import BlockIndex, Index, Sketch
 from kvdir.index.reference import ReferenceIndex, ReferenceSketch
 from kvdir.location import NodeTrust, Tier
 from kvdir.namespace import Namespace
@@ -32,25 +27,15 @@ from kvdir.server.config import CoordinatorConfig
 from kvdir.server.coordinator import Coordinator
 from kvdir.server.events_service import EventsService
 from kvdir.testing.clock import ManualClock
-from kvdir.testing.sim.invariants import Watch, broken, claims_of, unsettled
-from kvdir.testing.sim.ledger import Item
+from kvdir.testing.sim.belief import LocalDirectory
+from kvdir.testing.sim.invariants import Violation, Watch, broken, unsettled
 from kvdir.testing.sim.loop import SimulatedLoop
-from kvdir.testing.sim.network import Delivery, Faults, Network, name_of
+from kvdir.testing.sim.network import Faults, Network, name_of
 from kvdir.testing.sim.node import Blocks, LocalNode, NodeSetup, fingerprints_of
 
 START_S = 1000.0
 SETTLE_HEARTBEATS = 30
 _LIST = 16_384
-
-
-class Violation(AssertionError):
-    """A promise was broken. at_s: simulated time. recent: the last messages that arrived before."""
-
-    def __init__(self, words: str, *, at_s: float, recent: tuple[Delivery, ...] = ()) -> None:
-        super().__init__(f"{words} (at {at_s:.3f} s)")
-        self.words = words
-        self.at_s = at_s
-        self.recent = recent
 
 
 class LocalCoordinator(Coordinator):
@@ -64,61 +49,6 @@ class LocalCoordinator(Coordinator):
         return self._loop.time()
 
 
-class LocalDirectory:
-    """What the coordinator believes; `core` is the real thing. `node` is a number or a name."""
-
-    def __init__(self, cluster: LocalCluster) -> None:
-        self._cluster = cluster
-
-    @property
-    def core(self) -> Directory:
-        return self._cluster.coordinator.directory
-
-    def view(self, node: int | str) -> NodeView:
-        """KeyError when nothing is known about it."""
-        for view in node_views(self.core, now_s=self._cluster.now_s):
-            if view.trust.node == name_of(node):
-                return view
-        raise KeyError(f"{name_of(node)} is not known to the coordinator")
-
-    def trust(self, node: int | str) -> NodeTrust:
-        """State, reason, age and missing events of the node's current stream; KeyError when there is none."""
-        return self.view(node).trust
-
-    def blocks(self, node: int | str) -> Cumulative:
-        """How many blocks the node holds, over all namespaces and tiers: a cumulative figure, with `require_trusted()`."""
-        view, now_s = self.view(node), self._cluster.now_s
-        trust = view.trust
-        total = Cumulative(0, trust.state.trusted, now_s, None if trust.state.trusted else now_s, trust.reason)
-        for holding in view.holdings:
-            total = total + holding.blocks
-        return total
-
-    def lookup(self, blocks: Blocks, *, namespace: int = 0, prefix: bool = False) -> Lookup:
-        """The real lookup of these blocks, in this order."""
-        digest = self._cluster.digests[namespace]
-        return self.core.lookup(digest, fingerprints_of(blocks), prefix=prefix, now_s=self._cluster.now_s)
-
-    def holders(self, blocks: Blocks, *, namespace: int = 0) -> list[set[str]]:
-        """The names of the nodes that a lookup gives, block by block."""
-        answer = self.lookup(blocks, namespace=namespace)
-        out: list[set[str]] = [set() for _ in range(answer.asked)]
-        for run in answer:
-            for at in range(run.start, run.start + run.count):
-                out[at] |= {answer.nodes[number].node for number, _ in run.holders}
-        return out
-
-    def claims(self, node: int | str) -> set[Item]:
-        """Everything that lookups name for the node."""
-        found = claims_of(self.core, self._cluster.universe(), now_s=self._cluster.now_s)
-        return {item for (name, _), items in found.items() if name == name_of(node) for item in items}
-
-    def hidden(self, node: int | str) -> bool:
-        """Whether the node was silent for so long that lookups leave it out."""
-        known = self.core.nodes.get(name_of(node))
-        return known is not None and known.stream is not None and known.stream.hidden
-
-
 class LocalCluster:
     """A cluster for tests, as a context manager:
 
@@ -127,24 +57,26 @@ class LocalCluster:
         def test_usage_is_untrusted_until_the_loss_is_repaired():
             with LocalCluster(nodes=3, seed=7) as cluster:
                 cluster.settle()
-                cluster.network.drop_events(1, count=5)
+                cluster.network.drop_events(1, share=1.0)
                 cluster.node(1).store(range(100))         # block numbers, or Fingerprints
                 cluster.advance(1.1)                      # one heartbeat: the loss is seen
                 assert not cluster.directory.blocks(1).trusted
-                cluster.settle()                          # repaired, or AssertionError
+                cluster.network.heal()
+                cluster.settle()                          # repaired by itself, or AssertionError
                 assert cluster.directory.blocks(1).require_trusted() == 100
-                cluster.reconcile(1)                      # or by an absolute statement, at once
+                cluster.reconcile(1)                      # an absolute statement, as `kvdir reconcile` asks for
 
-    `network`: loss, duplicates, delay, partitions, broken calls. `node(i)`: store, remove, clear, lose, restart, start_twice, kill, leave,
-    and a wall clock that may be off. `directory`: what the coordinator believes: trust, blocks, lookup, holders, claims.
-    `coordinator` is the real one; `restart_coordinator` begins with an empty one.
+    `network`: loss, duplicates, delay, partitions, broken calls. `node(i)`: store, remove, clear, lose, restart, start_twice,
+    kill, leave, and a wall clock that may be off. `directory`: what the coordinator believes: trust, blocks, lookup, holders,
+    claims. `coordinator` is the real one; `restart_coordinator` begins with an empty one.
 
-    Time moves in `advance`, `settle` and `reconcile` only. After every tick in which something arrived, every promise is checked
-    against the owners' truth (invariants.py); the first that is broken is raised as Violation. watch=False leaves that out, for
-    large contents. Not inside a running event loop: it brings its own.
+    Time moves in `advance`, `settle` and `reconcile` only. After every tick in which something arrived, every promise is
+    checked against the owners' truth (invariants.py); the first that is broken is raised as Violation. watch=False leaves that
+    out, for large contents. Not inside a running event loop: it brings its own.
 
-    seed: of the network, the epochs and the index. faults: of the network, from the start. ring_events: size of the agents' outboxes.
-    config, limits: of the coordinator; limits wins. index: "native", or "reference" for the oracle.
+    seed: of the network, the epochs and the index. faults: of the network, from the start. ring_events: size of the agents'
+    outboxes. sketch_cells: at both ends, 0 for agents that keep no sketches. config, limits: of the coordinator; limits wins.
+    silence_s, backoff: of the publishers. index: "native", or "reference" for the oracle.
     """
 
     def __init__(
@@ -208,9 +140,7 @@ class LocalCluster:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self.close()
 
     def close(self) -> None:
@@ -240,9 +170,10 @@ class LocalCluster:
         self._raise_faults()
 
     def settle(self, *, heartbeats: float = SETTLE_HEARTBEATS) -> float:
-        """Until every stream is synced, every view trusted and equal to its owner's truth. Returns how many heartbeats that took.
+        """Until every stream is synced, every view trusted and equal to its owner's truth.
 
-        Raises Violation when it takes longer than `heartbeats`, saying what stands in the way.
+        Returns how many heartbeats that took. Raises Violation when it takes more than `heartbeats`, saying what stands in the
+        way.
         """
         start_s = self.now_s
         limit_s = start_s + heartbeats * self.heartbeat_s
@@ -269,7 +200,7 @@ class LocalCluster:
         return self.nodes[node] if isinstance(node, int) else self._by_name[node]
 
     def reconcile(self, node: int | str, *, timeout_s: float = 10.0) -> NodeTrust:
-        """Asks the node for an absolute statement, as `kvdir reconcile` does, and waits for it. Raises InvalidInput, Violation."""
+        """Asks for an absolute statement, as `kvdir reconcile` does, and waits for it. Raises InvalidInput, Violation."""
         name = name_of(node)
         self.directory.core.want_snapshot(name)
         if not self._loop.run_until_complete(self.coordinator.wait_snapshot(name, timeout_s=timeout_s)):
@@ -315,7 +246,7 @@ class LocalCluster:
 
     def _start_coordinator(self) -> LocalCoordinator:
         native = self._index == "native"
-        index = Index(seed=self._seed) if native else ReferenceIndex(seed=self._seed)
+        index: BlockIndex = Index(seed=self._seed) if native else ReferenceIndex(seed=self._seed)  # type: ignore[assignment]
         new_sketch = functools.partial(Sketch if native else ReferenceSketch, self._sketch_cells)
         limits = dataclasses.replace(self.limits, sketch_cells=self._sketch_cells)
         directory = Directory(index, new_sketch, limits, now_s=self._loop.time())
@@ -375,6 +306,3 @@ def _namespace(number: int) -> Namespace:
         hash_seed="0",
         cache_policy="exact",
     )
-
-
-__all__ = ["InvalidInput", "LocalCluster", "LocalCoordinator", "LocalDirectory", "Violation"]

@@ -1,7 +1,8 @@
 """Random stories, how one is told, and how a failing one is made short.
 
-`random_story(seed)` is a pure function. `tell` plays a story, lets the network heal, and wants everything right within a bounded number
-of heartbeats. `shrink` leaves out steps for as long as the story fails (delta debugging: Zeller and Hildebrandt, 2002).
+`random_story(seed)` is a pure function. `tell` plays a story, lets the network heal, and wants everything right within a
+bounded number of heartbeats. `shrink` leaves out steps for as long as the story fails.
+Source of the shrinking: Zeller and Hildebrandt, "Simplifying and isolating failure-inducing input", 2002.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import dataclasses
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from kvdir.client.publisher import Backoff
 from kvdir.core.directory import Limits
 from kvdir.core.repair import RepairPolicy
 from kvdir.server.config import CoordinatorConfig
-from kvdir.testing.sim.cluster import LocalCluster, Violation
+from kvdir.testing.sim.cluster import LocalCluster
+from kvdir.testing.sim.invariants import Violation
 from kvdir.testing.sim.network import Faults
 from kvdir.testing.sim.random_steps import random_steps
 from kvdir.testing.sim.steps import play
@@ -108,7 +111,7 @@ def violation_of(story: Story) -> Violation | None:
 
 
 def verdict(story: Story, *, tries: int = 300) -> str:
-    """What there is to say about a story, for people and as a story file: empty when nothing breaks, else the shortest that does."""
+    """For people, and a story file itself: the shortest form of the story that still fails; empty when the story does not."""
     if violation_of(story) is None:
         return ""
     short = shrink(story, tries=tries)
@@ -116,7 +119,7 @@ def verdict(story: Story, *, tries: int = 300) -> str:
     assert violation is not None
     lines = [
         f"# {violation}",
-        f"# shrunk from {len(story.steps)} steps to {len(short.steps)}; `python -m kvdir.testing.sim --story FILE` tells it again",
+        f"# shrunk from {len(story.steps)} steps to {len(short.steps)}; again: python -m kvdir.testing.sim --story FILE",
         str(short),
         "# the last messages before it:",
         *(f"# {delivery}" for delivery in violation.recent[-20:]),
@@ -125,7 +128,7 @@ def verdict(story: Story, *, tries: int = 300) -> str:
 
 
 def shrink(story: Story, *, fails: Callable[[Story], bool] | None = None, tries: int = 400) -> Story:
-    """A short story that still fails, found with at most so many tellings. Every step of it matters, unless the tries ran out."""
+    """A short story that still fails, found in at most so many tries. Every step of it matters, unless the tries ran out."""
     budget = _Budget(fails or (lambda candidate: violation_of(candidate) is not None), tries)
     steps: Sequence[Step] = story.steps
     pieces = 2
@@ -147,7 +150,8 @@ def _plainer(story: Story, budget: _Budget) -> Story:
     """Every setting of the cluster back at its default that need not differ."""
     for item in dataclasses.fields(Setup):
         if item.name != "seed" and getattr(story.setup, item.name) != item.default:
-            plain = Story(dataclasses.replace(story.setup, **{item.name: item.default}), story.steps)
+            default: Any = item.default
+            plain = Story(dataclasses.replace(story.setup, **{item.name: default}), story.steps)
             if budget.fails(plain):
                 story = plain
     return story

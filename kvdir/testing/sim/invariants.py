@@ -14,8 +14,9 @@ from kvdir.core.inspect import faults, node_views
 from kvdir.core.node import Stream
 from kvdir.core.views import NodeView
 from kvdir.fingerprint import Fingerprints
-from kvdir.location import StreamState
+from kvdir.location import StreamState, Tier
 from kvdir.testing.sim.ledger import Item, count
+from kvdir.testing.sim.network import Delivery
 
 if TYPE_CHECKING:
     from kvdir.testing.sim.cluster import LocalCluster
@@ -83,6 +84,16 @@ def contents(core: Directory) -> object:
                 parts.append((key, sorted(names)))
         if not cursor:
             return sorted(parts)
+
+
+class Violation(AssertionError):
+    """A promise was broken. at_s: simulated time. recent: the last messages that arrived before."""
+
+    def __init__(self, words: str, *, at_s: float, recent: tuple[Delivery, ...] = ()) -> None:
+        super().__init__(f"{words} (at {at_s:.3f} s)")
+        self.words = words
+        self.at_s = at_s
+        self.recent = recent
 
 
 class Watch:
@@ -161,7 +172,7 @@ def _wrong_figures(cluster: LocalCluster, view: NodeView, life: Life, claimed: s
     counts = count(truth)
     doubted = False
     for holding in view.holdings:
-        held = counts.pop((holding.namespace_digest, holding.tier), 0)
+        held = counts.pop((holding.namespace_digest, Tier(holding.tier)), 0)
         if not holding.blocks.trusted:
             doubted = True
         elif holding.blocks.require_trusted() != held:

@@ -1,7 +1,7 @@
 """The network between agents and coordinator: connects calls, and decides what becomes of every message.
 
-Faults: loss, duplicates, delay; events lost by count or share; partitions (what is sent is held, and goes on afterwards); calls that
-break (what was in flight is gone, or arrives after the next call has begun); a coordinator that is away.
+Faults: loss, duplicates, delay; events lost by count or share; partitions (what is sent is held, and goes on afterwards); calls
+that break (what was in flight is gone, or arrives after the next call has begun); a coordinator that is away.
 Rules: every decision comes from one seeded generator, so equal inputs give equal runs; hello and welcome are not lost singly (a
 call opens, or it does not); a process that dies takes along the calls whose hello nobody has read yet, because a dead process
 opens no connection. Messages are counted by kind and passed on; what they mean is not known here.
@@ -38,7 +38,7 @@ def name_of(node: int | str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """Of every message, in both directions: share lost, share that comes twice, delay between delay_s and delay_s + jitter_s."""
+    """Of every message, in both directions: share lost, share that comes twice, delay from delay_s to delay_s + jitter_s."""
 
     loss: float = 0.0
     duplicates: float = 0.0
@@ -82,7 +82,8 @@ class Network:
     """See the module docstring. `node` is a number or a name.
 
     sent, sent_bytes: by (node, kind of message), lost ones included. lost: messages by kind. bugs: what handlers raised that is
-    no KvdirError. recent: the last messages, without heartbeats and acks that say nothing new. digest: of everything that arrived and when, to compare runs.
+    no KvdirError. recent: the last messages, without heartbeats and acks that say nothing new. digest: of everything that
+    arrived and when, to compare runs.
     """
 
     def __init__(

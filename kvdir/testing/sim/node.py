@@ -1,7 +1,7 @@
 """A simulated node: what its arena holds (the truth), and the real outbox, sender and publisher in front of it.
 
-A node has one *life* after the other, each with an epoch of its own; a process may also start twice. Blocks are given as numbers,
-for which fingerprints are made up, or as Fingerprints. Nothing here knows what the coordinator believes.
+A node has one *life* after the other, each with an epoch of its own; a process may also start twice. Blocks are given as
+numbers, for which fingerprints are made up, or as Fingerprints. Nothing here knows what the coordinator believes.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def fingerprints_of(blocks: Blocks) -> Fingerprints:
 class NodeSetup:
     """What all nodes have in common.
 
-    ring_events: size of the agent's outbox. sketch_cells: of the agent's sketches, 0 for an agent that keeps none. dial: connects,
-    given node name and epoch; died: told when a process dies.
+    ring_events: size of the agent's outbox. sketch_cells: of the agent's sketches, 0 for an agent that keeps none. dial:
+    connects, given node name and epoch. died: told when a process dies.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -142,7 +142,10 @@ class Life:
     def say(self, event: Event, *, added: Iterable[Item] = (), removed: Iterable[Item] = ()) -> None:
         """A change and the event that stands for it, which need not be one that anybody understands."""
         self.ledger.change(added=added, removed=removed)
-        sketches, self.outbox.sketches = self.outbox.sketches, None  # fed from the ledger: events here need not be exact changes
+        sketches, self.outbox.sketches = (
+            self.outbox.sketches,
+            None,
+        )  # fed from the ledger: events here need not be exact changes
         self.outbox.append(event)
         self.outbox.sketches = sketches
         if self.known:
@@ -283,9 +286,7 @@ class LocalNode:
             known=known,
         )
 
-    def change_silently(
-        self, *, stored: Blocks = (), removed: Blocks = (), tier: Tier = Tier.CPU, namespace: int = 0
-    ) -> None:
+    def change_silently(self, *, stored: Blocks = (), removed: Blocks = (), tier: Tier = Tier.CPU, namespace: int = 0) -> None:
         """A bug: the contents change, and no number says so."""
         digest = self._digest(namespace)
         self.life.ledger.silently(

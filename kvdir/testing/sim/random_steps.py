@@ -15,9 +15,9 @@ NODES = 4
 COURSE_SHARE = 0.06
 
 WEIGHTS = {
-    "store": 20, "remove": 12, "clear": 3, "lose": 3, "bus": 2, "garbage": 2, "advance": 30, "network": 2, "repeat": 3, "drop": 4,
-    "cut": 4, "partition": 2, "rejoin": 3, "restart": 3, "twice": 1, "kill": 1, "leave": 1, "clock": 1, "coordinator": 2,
-    "ghost": 2, "echo": 1, "read": 4, "accuse": 2, "reconcile": 2,
+    "store": 20, "remove": 12, "clear": 3, "lose": 3, "bus": 2, "garbage": 2, "advance": 30, "network": 2, "repeat": 3,
+    "drop": 4, "cut": 4, "partition": 2, "rejoin": 3, "restart": 3, "twice": 1, "kill": 1, "leave": 1, "clock": 1,
+    "coordinator": 2, "ghost": 2, "echo": 1, "read": 4, "accuse": 2, "reconcile": 2,
 }  # fmt: skip
 
 
@@ -27,8 +27,7 @@ def random_steps(rng: random.Random, count: int) -> list[Step]:
     steps: list[Step] = []
     while len(steps) < count:
         if rng.random() < COURSE_SHARE:
-            course = rng.choice(_COURSES)
-            steps += [Step.parse(line) for line in course(rng)]
+            steps += [Step.parse(line) for line in rng.choice(_COURSES)(rng).split(";")]
         else:
             (verb,) = rng.choices(verbs, weights)
             steps.append(Step(verb, tuple(_ARGUMENTS[verb](rng))))
@@ -71,7 +70,7 @@ _ARGUMENTS: dict[str, Callable[[random.Random], tuple[str, ...]]] = {
     "bus": _stored_or_removed,
     "garbage": lambda rng: (_node(rng), rng.choice(_GARBAGE)),
     "advance": lambda rng: (rng.choice(_SECONDS),),
-    "network": lambda rng: (rng.choice(["0", "0", "0.1", "0.5"]), rng.choice(["0", "0.2"]), rng.choice(["0", "0.1", "0.5"])),
+    "network": lambda rng: tuple(map(rng.choice, (["0", "0", "0.1", "0.5"], ["0", "0.2"], ["0", "0.1", "0.5"]))),
     "repeat": lambda rng: (_node(rng), str(rng.randrange(16))),
     "drop": lambda rng: (_node(rng), rng.choice(["1", "2", "5"])),
     "cut": lambda rng: (_node(rng), rng.choice(["0", "0.05", "0.5"])),
@@ -91,75 +90,91 @@ _ARGUMENTS: dict[str, Callable[[random.Random], tuple[str, ...]]] = {
 }
 
 
-# -- courses of events -----------------------------------------------------------------------------------------------------
+# -- courses of events: steps with semicolons between them ----------------------------------------------------------------
 
 
-def _feedback_of_an_earlier_life(rng: random.Random) -> list[str]:
-    node, tier, namespace = _place(rng)
-    blocks = _blocks(rng)
-    return [
-        f"store {node} {tier} {namespace} {blocks}", f"accuse {node} {tier} {namespace} {blocks} 0.6",
-        f"restart {node} {rng.choice(['kept', 'empty'])}", f"store {node} {tier} {namespace} {blocks}", "advance 1",
-    ]  # fmt: skip
+def _feedback_of_an_earlier_life(rng: random.Random) -> str:
+    place, blocks = " ".join(_place(rng)), _blocks(rng)
+    return (
+        f"store {place} {blocks}; accuse {place} {blocks} 0.6; restart {place[0]} {rng.choice(['kept', 'empty'])};"
+        f"store {place} {blocks}; advance 1"
+    )
 
 
-def _feedback_older_than_a_restatement(rng: random.Random) -> list[str]:
-    node, tier, namespace = _place(rng)
-    blocks = _blocks(rng)
-    return [
-        f"remove {node} {tier} {namespace} {blocks}", "advance 0.3", f"accuse {node} {tier} {namespace} {blocks} 3",
-        f"{rng.choice(['lose', 'bus'])} {node} {tier} {namespace} stored {blocks}", "advance 3", "advance 0.3",
-    ]  # fmt: skip
+def _feedback_older_than_a_restatement(rng: random.Random) -> str:
+    place, blocks = " ".join(_place(rng)), _blocks(rng)
+    return (
+        f"remove {place} {blocks}; advance 0.3; accuse {place} {blocks} 3;"
+        f"{rng.choice(['lose', 'bus'])} {place} stored {blocks}; advance 3; advance 0.3"
+    )
 
 
-def _an_event_again_after_its_opposite(rng: random.Random) -> list[str]:
-    node, tier, namespace = _place(rng)
-    block = str(rng.randrange(BLOCKS))
+def _an_event_again_after_its_opposite(rng: random.Random) -> str:
+    place, block = " ".join(_place(rng)), rng.randrange(BLOCKS)
     first, then = rng.choice([("store", "remove"), ("remove", "store")])
-    again = [f"repeat {node} {number}" for number in range(16)]
-    return [
-        f"{first} {node} {tier} {namespace} {block}", "advance 0.05", f"{then} {node} {tier} {namespace} {block}", "advance 0.05",
-        *rng.sample(again, 5), "advance 0.1",
-    ]  # fmt: skip
+    again = "; ".join(f"repeat {place[0]} {number}" for number in rng.sample(range(16), 5))
+    return f"{first} {place} {block}; advance 0.05; {then} {place} {block}; advance 0.05; {again}; advance 0.1"
 
 
-def _a_partition_and_a_late_past(rng: random.Random) -> list[str]:
-    node, tier, namespace = _place(rng)
-    return [
-        f"partition {node}", f"store {node} {tier} {namespace} {_blocks(rng)}", f"advance {rng.choice(['0.3', '3'])}",
-        f"cut {node} {rng.choice(['0.05', '0.5'])}", f"rejoin {node}", f"remove {node} {tier} {namespace} {_blocks(rng)}",
-        f"advance {rng.choice(['0.1', '1'])}",
-    ]  # fmt: skip
+def _a_partition_and_a_late_past(rng: random.Random) -> str:
+    place = " ".join(_place(rng))
+    return (
+        f"partition {place[0]}; store {place} {_blocks(rng)}; advance {rng.choice(['0.3', '3'])};"
+        f"cut {place[0]} {rng.choice(['0.05', '0.5'])}; rejoin {place[0]}; remove {place} {_blocks(rng)};"
+        f"advance {rng.choice(['0.1', '1'])}"
+    )
 
 
-def _a_chain_loses_its_root(rng: random.Random) -> list[str]:
-    node, tier, namespace = _place(rng)
-    chain = ",".join(map(str, range(BLOCKS)))
-    return [
-        f"store {node} {tier} {namespace} {chain}", f"remove {node} {tier} {namespace} 0", f"advance {rng.choice(_SECONDS)}",
-        f"store {node} {tier} {namespace} 0", f"store {node} {tier} {namespace} {chain}", "advance 0.1",
-    ]  # fmt: skip
+def _a_chain_loses_its_root(rng: random.Random) -> str:
+    place = " ".join(_place(rng))
+    return (
+        f"store {place} {_CHAIN}; remove {place} 0; advance {rng.choice(_SECONDS)};"
+        f"store {place} 0; store {place} {_CHAIN}; advance 0.1"
+    )
 
 
-def _a_restatement_is_broken_off(rng: random.Random) -> list[str]:
-    node, tier, namespace = _place(rng)
-    return [
-        f"reconcile {node}", f"store {node} {tier} {namespace} {_blocks(rng)}", f"advance {rng.choice(['0.1', '0.1', '0.3'])}",
-        rng.choice([f"cut {node} 0.05", f"restart {node} kept", "coordinator restarts", f"drop {node} 2", f"lose {node} cpu 0 stored 1"]),
-        f"remove {node} {tier} {namespace} {_blocks(rng)}", f"advance {rng.choice(_SECONDS)}",
-    ]  # fmt: skip
+def _a_restatement_is_broken_off(rng: random.Random) -> str:
+    place = " ".join(_place(rng))
+    node = place[0]
+    mishap = rng.choice(
+        [f"cut {node} 0.05", f"restart {node} kept", "coordinator restarts", f"drop {node} 2", f"lose {place} stored 1"]
+    )
+    return (
+        f"reconcile {node}; store {place} {_blocks(rng)}; advance {rng.choice(['0.1', '0.1', '0.3'])}; {mishap};"
+        f"remove {place} {_blocks(rng)}; advance {rng.choice(_SECONDS)}"
+    )
 
 
-def _two_starts_at_once(rng: random.Random) -> list[str]:
-    node, tier, namespace = _place(rng)
-    return [
-        f"twice {node}", f"store {node} {tier} {namespace} {_blocks(rng)}", f"advance {rng.choice(['0.01', '0.1'])}", f"twice {node}",
-        f"store {node} {tier} {namespace} {_blocks(rng)}", f"advance {rng.choice(['0.1', '1'])}", f"ghost {node}", f"echo {node}",
-        "advance 0.1",
-    ]  # fmt: skip
+def _two_starts_at_once(rng: random.Random) -> str:
+    place = " ".join(_place(rng))
+    return (
+        f"twice {place[0]}; store {place} {_blocks(rng)}; advance {rng.choice(['0.01', '0.1'])}; twice {place[0]};"
+        f"store {place} {_blocks(rng)}; advance {rng.choice(['0.1', '1'])}; ghost {place[0]}; echo {place[0]}; advance 0.1"
+    )
 
 
-_COURSES = (
+def _losses_that_cancel_out(rng: random.Random) -> str:
+    """As many blocks come as go, so no count tells."""
+    place, (old, new) = " ".join(_place(rng)), rng.sample(range(BLOCKS), 2)
+    lost = rng.choice(["lose", "bus", "lose"])
+    going = f"accuse {place} {old} 0; advance 0.01" if rng.random() < 0.3 else f"{lost} {place} removed {old}"
+    return (
+        f"store {place} {old}; remove {place} {new}; advance 0.6; {going}; {lost} {place} stored {new};"
+        f"advance {rng.choice(['0.1', '0.6', '3'])}"
+    )
+
+
+def _a_tier_is_emptied_unheard(rng: random.Random) -> str:
+    place = " ".join(_place(rng))
+    return (
+        f"store {place} {_blocks(rng)}; advance 0.6; {rng.choice(['lose', 'bus'])} {place} removed {_CHAIN};"
+        f"advance {rng.choice(['0.1', '0.6', '3'])}"
+    )
+
+
+_CHAIN = ",".join(map(str, range(BLOCKS)))
+
+_COURSES: tuple[Callable[[random.Random], str], ...] = (
     _feedback_of_an_earlier_life,
     _feedback_older_than_a_restatement,
     _an_event_again_after_its_opposite,
@@ -167,4 +182,6 @@ _COURSES = (
     _a_chain_loses_its_root,
     _a_restatement_is_broken_off,
     _two_starts_at_once,
+    _losses_that_cancel_out,
+    _a_tier_is_emptied_unheard,
 )

@@ -1,6 +1,7 @@
 """What each step of a story does to a cluster. The name of a function is the verb, its arguments are those of the step.
 
-Rules: a step that does not apply in the state it meets does nothing. Only arguments and the state decide, never chance. Blocks are numbers with commas.
+Rules: a step that does not apply in the state it meets does nothing; only arguments and the state decide, never chance. Blocks
+are numbers with commas between them.
 """
 
 from __future__ import annotations
@@ -64,8 +65,9 @@ def bus(cluster: LocalCluster, node: str, tier: str, namespace: str, kind: str, 
 
 
 def garbage(cluster: LocalCluster, node: str, kind: str) -> None:
-    """The node says what cannot be understood: a store as an event of unknown `kind` or bad `width`; an event of an unknown `tier` or
-    `namespace`; or a message with another `epoch`, with sequence number `zero`, a `chunk` that nobody asked for, or `nothing`.
+    """The node says what cannot be understood: a store as an event of unknown `kind` or bad `width`; an event of an unknown
+    `tier` or `namespace`; or a message with another `epoch`, with sequence number `zero`, a `chunk` that nobody asked for, or
+    `nothing` in it.
     """
     life = _node(cluster, node).life
     digest, packed = cluster.digests[0], fingerprint_of(1)
@@ -275,7 +277,7 @@ def _tier(name: str) -> Tier:
 _VERBS: dict[str, Callable[..., None]] = {
     verb.__name__: verb
     for verb in (
-        store, remove, clear, lose, bus, garbage, restart, twice, kill, leave, clock, coordinator, ghost, echo, advance, network,
-        repeat, drop, cut, partition, rejoin, read, accuse, reconcile,
+        store, remove, clear, lose, bus, garbage, restart, twice, kill, leave, clock, coordinator, ghost, echo,
+        advance, network, repeat, drop, cut, partition, rejoin, read, accuse, reconcile,
     )
 }  # fmt: skip

@@ -6,9 +6,9 @@
     advance 0.5
     restart 0 empty
 
-Rules: one step a line; a step makes sense in every state (what does not apply does nothing), so any part of a story is a story; node
-numbers wrap round. After the last step the network heals, and everything must settle. `#` begins a comment. What a step does is
-said at its function in steps.py.
+Rules: one step a line; a step makes sense in every state (what does not apply does nothing), so any part of a story is a story;
+node numbers wrap round. After the last step the network heals, and everything must settle. `#` begins a comment. What a step
+does is said at its function in steps.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from kvdir.errors import InvalidInput
 
@@ -39,7 +39,11 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """The cluster of a story. sketch_cells: 0 for agents that keep no sketches. loss, duplicates: shares of messages; jitter_s: of their delay. index: native or reference."""
+    """The cluster of a story.
+
+    sketch_cells: 0 for agents that keep no sketches. loss, duplicates: shares of messages. jitter_s: of their delay. index:
+    native or reference.
+    """
 
     nodes: int = 3
     seed: int = 0
@@ -88,8 +92,8 @@ class Story:
 
 
 def _setup(words: list[str], line: str) -> Setup:
-    kinds = {item.name: type(item.default) for item in dataclasses.fields(Setup)}
-    values = {}
+    kinds: dict[str, Any] = {item.name: type(item.default) for item in dataclasses.fields(Setup)}
+    values: dict[str, Any] = {}
     for word in words:
         name, _, value = word.partition("=")
         try:

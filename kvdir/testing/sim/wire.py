@@ -3,10 +3,10 @@
     publisher --write--> [ up: in flight -> arrived ] --read--> events service
               <--read--- [ arrived <- in flight :down ] <--write--
 
-Rules: a direction keeps its order, whatever the delay; a message may be lost or come twice, as the network decides; the end of the
-call travels in order, behind the last message. Messages are moved, never looked into, so a new kind needs no change here.
-Behaves like grpc.aio (tests/sim/test_wire.py runs the same checks on both): reading after the end gives EOF or the error, writing
-then raises InvalidStateError, a client that goes away cancels the handler, writing waits while too much is unread.
+Rules: a direction keeps its order, whatever the delay; a message may be lost or come twice, as the network decides; the end of
+the call travels in order, behind the last message. Messages are moved, never looked into, so a new kind needs no change here.
+Behaves like grpc.aio (tests/sim/test_wire.py runs the same checks on both): reading after the end gives EOF or the error,
+writing then raises, a client that goes away cancels the handler, and writing waits while too much is unread.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ class ClientCall:
 
 
 class ServerContext:
-    """The service's end. twice: called when a message comes again, before it is handled; what it returns is called after that."""
+    """The service's end. twice: called when a message comes again, before it is handled; what it returns is called after."""
 
     def __init__(self, call: Call, *, twice: Callable[[], Callable[[], None]]) -> None:
         self._up, self._down = call.up, call.down
