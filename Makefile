@@ -73,6 +73,9 @@ bench: setup ## All benchmarks, as tables
 	$(BIN)/kvdir bench index
 	$(BIN)/kvdir bench ingest
 	$(BIN)/kvdir bench lookup
+	$(BIN)/kvdir bench sketch
+	$(BIN)/kvdir bench snapshot
+	$(BIN)/kvdir bench faults
 	$(BIN)/peer-agent bench read
 
 wheel: setup ## Build the abi3 wheel into dist/

@@ -102,6 +102,20 @@ def snapshot(output: str, progress: bool | None) -> None:
     run_bench("snapshot", measure, output=output, progress=progress)
 
 
+@bench.command()
+@output_option
+@progress_option
+def faults(output: str, progress: bool | None) -> None:
+    """Every fault of docs/consistency.md, simulated: seconds until noticed, untrusted and exact again, and bytes of repair."""
+
+    def measure(advance: Advance) -> Mapping[str, Any]:
+        from kvdir.cli.bench_faults import run_faults_bench
+
+        return run_faults_bench(advance=advance)
+
+    run_bench("faults", measure, output=output, progress=progress)
+
+
 def run_bench(name: str, measure: Measure, *, output: str, progress: bool | None) -> None:
     """Runs `measure(advance)` and prints the mapping it returns; `advance(share, text)` reports progress, shares sum to 1.
 
