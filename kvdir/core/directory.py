@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvdir.core.admission import Counters, Hello, Limits, Refused, Welcomed
@@ -130,7 +131,7 @@ class Directory:
         if not self._speaks(stream):
             return
         stream.cursor.heartbeat(heartbeat.last_seq, now_s=now_s)
-        stream.figures, stream.heartbeat_s = heartbeat.figures, now_s
+        stream.figures, stream.heartbeat_s = replace(heartbeat.figures, counts=None), now_s
         stream.dropped_events = heartbeat.dropped_events
         self.reconciler.compare(stream, heartbeat, now_s=now_s)
 

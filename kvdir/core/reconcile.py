@@ -56,7 +56,9 @@ class Reconciler:
         counts, cursor = heartbeat.figures.counts, stream.cursor
         if counts is None:
             return
-        stated = {(count.namespace_digest, count.tier): count for count in counts}
+        # Only what we know of is kept: a heartbeat can name any number of namespaces.
+        keyed = (((count.namespace_digest, count.tier), count) for count in counts)
+        stated = {key: count for key, count in keyed if _ours(stream, key)}
         stream.owner_counts, stream.owner_counts_seq, stream.compared = stated, heartbeat.last_seq, True
         digests = all(len(count.digest) == _DIGEST_BYTES or not count.blocks for count in counts)
         if any(count.digest for count in counts):

@@ -61,6 +61,8 @@ class OwnerSketches:
                 if key[1] == event.tier and event.namespace_digest in (b"", key[0]):
                     sketch.clear()
             return
+        if event.kind not in (EventKind.STORED, EventKind.REMOVED):
+            return
         sketch = self._sketch(event)
         change = sketch.insert if event.kind == EventKind.STORED else sketch.remove
         change(event.packed, event.width)

@@ -9,7 +9,7 @@ import pytest
 
 from kvdir.core.directory import Directory, Hello, Limits, Welcomed
 from kvdir.core.effects import RequestReplay, RequestSketch, RequestSnapshot, SketchApplied
-from kvdir.core.event import Event, HeartbeatFigures
+from kvdir.core.event import Event, HeartbeatFigures, OwnerCount
 from kvdir.core.inspect import faults
 from kvdir.core.namespaces import Announced
 from kvdir.core.node import Stream
@@ -259,3 +259,33 @@ def test_streams_with_the_most_blocks_go_first_when_all_need_a_snapshot() -> Non
         directory.heartbeat(outcome.stream, sender.heartbeat(HeartbeatFigures()), now_s=0.0)
     asked = [effect.node for effect in directory.tick(now_s=0.1) if isinstance(effect, RequestSnapshot)]
     assert asked == ["n1", "n3"]
+
+
+def test_memory_is_bounded_when_a_heartbeat_names_namespaces_nobody_knows() -> None:
+    pair = Pair(blocks(0, 3))
+    said = pair.sender.heartbeat(HeartbeatFigures())
+    unknown = tuple(OwnerCount(number.to_bytes(32, "big"), 2, 1, bytes(16)) for number in range(10_000))
+    odd = (OwnerCount(DIGEST, 99, 1, bytes(16)),)
+    counts = (*(said.figures.counts or ()), *unknown, *odd)
+    pair.directory.heartbeat(pair.stream, replace(said, figures=HeartbeatFigures(counts=counts)), now_s=1.0)
+    assert pair.stream.owner_counts.keys() == {KEY}
+    assert pair.stream.figures.counts is None
+    assert pair.state is StreamState.SYNCED
+    assert pair.stream.trust(1.0).confirmed == 1.0
+
+
+def test_prefix_collision_ends_in_a_snapshot_when_two_blocks_share_their_first_eight_bytes() -> None:
+    """The index keeps 8 bytes: of two such blocks it holds one, and no sketch can say otherwise."""
+    twins = Fingerprints(b"".join(bytes(8) + bytes([number]) * 8 for number in (1, 2)), 16)
+    pair = Pair(twins)
+    pair.beat(1.0)
+    asked = []
+    for step in range(2, 12):
+        for effect in pair.directory.tick(now_s=float(step)):
+            asked.append(type(effect))
+            if isinstance(effect, RequestSketch):
+                pair.directory.sketch(pair.stream, pair.answer(effect), now_s=float(step))
+        pair.beat(step + 0.5)
+    assert RequestSnapshot in asked
+    assert pair.state is not StreamState.SYNCED  # flagged for good, asked for ever less often, others unaffected
+    assert pair.directory.lookup(DIGEST, twins, now_s=12.0).hits == 2
