@@ -14,8 +14,11 @@ from types import TracebackType
 from typing import Literal, Self
 
 from kvdir.client.publisher import Backoff
+from kvdir.core.checkpoint import VERSION as CHECKPOINT_VERSION
+from kvdir.core.checkpoint import Head, decode_head, frames, parse
 from kvdir.core.directory import Directory, Limits
 from kvdir.core.feedback import StaleReport
+from kvdir.core.restore import restore
 from kvdir.core.sketches import SKETCH_CELLS
 from kvdir.fingerprint import Fingerprints
 from kvdir.index import BlockIndex, Index, Sketch
@@ -31,7 +34,7 @@ from kvdir.testing.sim.belief import LocalDirectory
 from kvdir.testing.sim.invariants import Violation, Watch, broken, unsettled
 from kvdir.testing.sim.loop import SimulatedLoop
 from kvdir.testing.sim.network import Faults, Network, name_of
-from kvdir.testing.sim.node import Blocks, LocalNode, NodeSetup, fingerprints_of
+from kvdir.testing.sim.node import START_UNIX_S, Blocks, LocalNode, NodeSetup, fingerprints_of
 
 START_S = 1000.0
 SETTLE_HEARTBEATS = 30
@@ -68,7 +71,7 @@ class LocalCluster:
 
     `network`: loss, duplicates, delay, partitions, broken calls. `node(i)`: store, remove, clear, lose, restart, start_twice,
     kill, leave, and a wall clock that may be off. `directory`: what the coordinator believes: trust, blocks, lookup, holders,
-    claims. `coordinator` is the real one; `restart_coordinator` begins with an empty one.
+    claims. `coordinator` is the real one; `restart_coordinator` begins with an empty one, or with what `write_checkpoint` kept.
 
     Time moves in `advance`, `settle` and `reconcile` only. After every tick in which something arrived, every promise is
     checked against the owners' truth (invariants.py); the first that is broken is raised as Violation. watch=False leaves that
@@ -112,6 +115,7 @@ class LocalCluster:
         self._rng = random.Random(seed)
         self._seed = seed
         self._checked = -1
+        self._checkpoint: tuple[float, bytes] | None = None
         self._universe: dict[bytes, list[Fingerprints]] = {}
         self._universe_size = -1
         self._violation: Violation | None = None
@@ -212,13 +216,24 @@ class LocalCluster:
         """It is gone, with all it knew, until `restart_coordinator`. silently: as when its machine dies, no agent is told."""
         self.network.coordinator_died(silently=silently)
 
-    def restart_coordinator(self) -> None:
-        """A new coordinator, which knows nothing, takes the place of the old one."""
+    def write_checkpoint(self) -> None:
+        """The coordinator keeps what it believes, for a warm restart."""
+        unix_s = START_UNIX_S + self.now_s
+        head = Head(CHECKPOINT_VERSION, self._seed, int(self.now_s), unix_s, "coordinator")
+        self._checkpoint = self.now_s, b"".join(frames(self.coordinator.directory, head))
+
+    def restart_coordinator(self, *, warm: bool = False) -> None:
+        """A new coordinator takes the place of the old one. It knows nothing or, if warm, what the last checkpoint says."""
         self.network.coordinator_died()
         for node in self.nodes:
             for life in node.lives:
                 life.registered = False
         self.coordinator = self._start_coordinator()
+        if warm and self._checkpoint is not None:
+            written_s, content = self._checkpoint
+            (_, head), *parsed = parse([content])
+            age_s = self.now_s - written_s
+            restore(self.coordinator.directory, decode_head(head), parsed, now_s=self.now_s, age_s=age_s)
 
     def report_absent(self, node: int | str, blocks: Blocks, *, tier: Tier = Tier.CPU, delay_s: float = 0.0) -> None:
         """A reader says that the owner answered "absent" just now (which the caller has made true, or not)."""

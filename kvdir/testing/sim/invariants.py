@@ -12,7 +12,8 @@ from kvdir.core.directory import Directory
 from kvdir.core.feedback import StaleReport
 from kvdir.core.inspect import faults, node_views
 from kvdir.core.node import Stream
-from kvdir.core.views import NodeView
+from kvdir.core.totals import sums_view
+from kvdir.core.views import NodeView, ViewScope
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import StreamState, Tier
 from kvdir.testing.sim.ledger import Item, count
@@ -33,11 +34,12 @@ def broken(cluster: LocalCluster) -> Iterator[str]:
     claims = claims_of(core, cluster.universe(), now_s=cluster.now_s)
     for (name, epoch), items in claims.items():
         yield from _wrong_claims(cluster, core, name, epoch, items)
+    yield from _wrong_sums(cluster, core)
     for view in node_views(core, now_s=cluster.now_s):
         life = cluster.node(view.trust.node).life_of(view.trust.epoch)
         if life is None:
             yield f"{view.trust.node} is said to have epoch {view.trust.epoch:x}, which it never had"
-        elif _registered_too_late(cluster, life):
+        elif _registered_too_late(cluster, core, life):
             yield f"{life.node.name}: epoch {life.epoch:x} was registered after its process had died, or left for its successor"
         elif view.trust.state is StreamState.SYNCED and view.trust.age_s > core.limits.stale_after_s + 2 * cluster.tick_s:
             yield f"{view.trust.node} is synced, and silent for {view.trust.age_s:.1f} s"
@@ -141,7 +143,10 @@ def _nothing() -> None:
     pass
 
 
-def _registered_too_late(cluster: LocalCluster, life: Life) -> bool:
+def _registered_too_late(cluster: LocalCluster, core: Directory, life: Life) -> bool:
+    stream = core.nodes[life.node.name].stream
+    if stream is not None and stream.restored and not stream.connection:
+        return False  # by no hello, but from a checkpoint
     first_seen, life.registered = not life.registered, True
     if not first_seen:
         return False
@@ -161,6 +166,32 @@ def _wrong_claims(cluster: LocalCluster, core: Directory, name: str, epoch: int,
     life = cluster.node(name).life_of(epoch)
     if life is None or not items <= life.ledger.ever:
         yield f"a lookup names blocks that epoch {epoch:x} of {name} never had"
+
+
+def _wrong_sums(cluster: LocalCluster, core: Directory) -> Iterator[str]:
+    """Sums over nodes, tiers, namespaces and tenants: each trusted one against the owners' truth."""
+    trusted = [view for view in sums_view(core, now_s=cluster.now_s).totals if view.blocks.trusted]
+    if not trusted:
+        return
+    truth: dict[tuple[ViewScope, str], int] = {}
+    tenants = dict(zip(cluster.digests, (namespace.tenant for namespace in cluster.namespaces), strict=True))
+    for node in core.nodes.values():
+        stream = node.stream
+        life = cluster.node(node.name).life_of(stream.epoch) if stream is not None and not stream.fenced else None
+        if stream is None or life is None:
+            continue
+        for (digest, tier), blocks in count(life.ledger.at(stream.cursor.applied_seq) or ()).items():
+            for key in (
+                (ViewScope.NODE, node.name),
+                (ViewScope.TIER, tier.name.lower()),
+                (ViewScope.NAMESPACE, digest.hex()),
+                (ViewScope.TENANT, tenants[digest]),
+            ):
+                truth[key] = truth.get(key, 0) + blocks
+    for view in trusted:
+        held = truth.get((view.scope, view.subject), 0)
+        if view.blocks.require_trusted() != held:
+            yield f"trusted sum of {view.blocks.value} blocks for {view.scope.name.lower()} {view.subject}, owners held {held}"
 
 
 def _wrong_figures(cluster: LocalCluster, view: NodeView, life: Life, claimed: set[Item]) -> Iterator[str]:

@@ -17,7 +17,7 @@ COURSE_SHARE = 0.06
 WEIGHTS = {
     "store": 20, "remove": 12, "clear": 3, "lose": 3, "bus": 2, "garbage": 2, "advance": 30, "network": 2, "repeat": 3,
     "drop": 4, "cut": 4, "partition": 2, "rejoin": 3, "restart": 3, "twice": 1, "kill": 1, "leave": 1, "clock": 1,
-    "coordinator": 2, "ghost": 2, "echo": 1, "read": 4, "accuse": 2, "reconcile": 2,
+    "coordinator": 3, "ghost": 2, "echo": 1, "read": 4, "accuse": 2, "reconcile": 2,
 }  # fmt: skip
 
 
@@ -81,7 +81,7 @@ _ARGUMENTS: dict[str, Callable[[random.Random], tuple[str, ...]]] = {
     "kill": lambda rng: (_node(rng),),
     "leave": lambda rng: (_node(rng),),
     "clock": lambda rng: (_node(rng), rng.choice(["-86400", "-1", "3600"])),
-    "coordinator": lambda rng: (rng.choice(["restarts", "restarts", "dies", "vanishes"]),),
+    "coordinator": lambda rng: (rng.choice(["restarts", "warm", "saves", "dies", "vanishes"]),),
     "ghost": lambda rng: (_node(rng),),
     "echo": lambda rng: (_node(rng),),
     "read": lambda rng: (str(rng.randrange(2)), _blocks(rng), rng.choice(_DELAYS)),
@@ -145,6 +145,16 @@ def _a_restatement_is_broken_off(rng: random.Random) -> str:
     )
 
 
+def _a_warm_start(rng: random.Random) -> str:
+    place = " ".join(_place(rng))
+    node = place[0]
+    between = rng.choice([f"restart {node} kept", f"restart {node} empty", f"lose {place} stored 1", f"kill {node}"])
+    return (
+        f"store {place} {_blocks(rng)}; advance 0.3; coordinator saves;"
+        f"store {place} {_blocks(rng)}; remove {place} {_blocks(rng)}; {between}; coordinator warm; advance {rng.choice(_SECONDS)}; read {place[-1]} {_CHAIN} 0"
+    )
+
+
 def _two_starts_at_once(rng: random.Random) -> str:
     place = " ".join(_place(rng))
     return (
@@ -182,6 +192,7 @@ _COURSES: tuple[Callable[[random.Random], str], ...] = (
     _a_chain_loses_its_root,
     _a_restatement_is_broken_off,
     _two_starts_at_once,
+    _a_warm_start,
     _losses_that_cancel_out,
     _a_tier_is_emptied_unheard,
 )

@@ -124,14 +124,16 @@ def clock(cluster: LocalCluster, node: str, offset_s: str) -> None:
 
 
 def coordinator(cluster: LocalCluster, what: str) -> None:
-    """The coordinator `dies`, `vanishes` with its machine, or `restarts` empty."""
+    """The coordinator `dies`, `vanishes` with its machine, `restarts` empty, `saves` a checkpoint, or restarts `warm` from it."""
     match what:
         case "dies" | "vanishes":
             cluster.kill_coordinator(silently=what == "vanishes")
-        case "restarts":
-            cluster.restart_coordinator()
+        case "restarts" | "warm":
+            cluster.restart_coordinator(warm=what == "warm")
+        case "saves":
+            cluster.write_checkpoint()
         case _:
-            raise InvalidInput(f"a coordinator dies, vanishes or restarts; {what!r} is none of these")
+            raise InvalidInput(f"{what!r} is nothing that a coordinator does")
 
 
 def ghost(cluster: LocalCluster, node: str) -> None:
