@@ -1,7 +1,7 @@
 """A checkpoint of the directory: what it believed, so that a restarted coordinator has hints at once. Encoding only.
 
     file   "KVDIRCP1" frame*                           frame   kind 4 | length u32 | crc32 u32 | payload
-    HEAD   {"version", "seed", "now_s", "unix_s", "coordinator"}        first, once
+    HEAD   {"version", "seed", "now_s", "unix_s", "coordinator", "blocks"}   first, once
     NSPC   {"digest", "canonical", "block_bytes"}                       namespaces, before whoever names them
     NODE   {"node", "epoch", "peer_address", ..., "holders": [[digest, tier, id], ...]}
     BLKS   blocks u32 | ids u32 | ids * u32 | blocks * u64 keys | blocks * u32 last access (seconds of now_s's clock)
@@ -48,13 +48,18 @@ class CheckpointRefused(KvdirError):
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """now_s: the writer's monotonic clock; unix_s: its wall clock, to tell how old the file is."""
+    """now_s: the writer's monotonic clock; unix_s: its wall clock, to tell how old the file is. blocks: about as many follow.
+
+    Blocks come in the order of keys, which is the order of the table: an index that had to grow under them would have them
+    all at its lower end, one long cluster. So open it with room for `blocks`.
+    """
 
     version: int
     seed: int
     now_s: int
     unix_s: float
     coordinator: str
+    blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +191,14 @@ def decode_head(payload: bytes) -> Head:
     if version != VERSION:
         raise CheckpointRefused(f"it has version {version}, this release reads {VERSION}")
     try:
-        return Head(VERSION, int(fields["seed"]), int(fields["now_s"]), float(fields["unix_s"]), str(fields["coordinator"]))
+        return Head(
+            VERSION,
+            int(fields["seed"]),
+            int(fields["now_s"]),
+            float(fields["unix_s"]),
+            str(fields["coordinator"]),
+            int(fields["blocks"]),
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointRefused(f"it is damaged: its head cannot be read ({error})") from error
 
@@ -220,20 +232,24 @@ class _Reader:
 
     def __init__(self, chunks: Iterable[bytes]) -> None:
         self._chunks = iter(chunks)
-        self._rest = b""
+        self._piece = b""
+        self._at = 0
 
     def take(self, count: int) -> bytes:
         """Exactly so many bytes, or fewer at the end."""
-        parts, have = [self._rest], len(self._rest)
-        while have < count:
-            chunk = next(self._chunks, None)
-            if chunk is None:
-                break
-            parts.append(chunk)
-            have += len(chunk)
-        data = b"".join(parts)
-        self._rest = data[count:]
-        return data[:count]
+        parts: list[bytes] = []
+        missing = count
+        while missing:
+            if self._at == len(self._piece):
+                piece = next(self._chunks, None)
+                if piece is None:
+                    break
+                self._piece, self._at = piece, 0
+            part = self._piece[self._at : self._at + missing]
+            parts.append(part)
+            self._at += len(part)
+            missing -= len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _json(fields: dict[str, Any]) -> bytes:
@@ -248,4 +264,5 @@ def head_fields(head: Head) -> dict[str, Any]:
         "now_s": head.now_s,
         "unix_s": head.unix_s,
         "coordinator": head.coordinator,
+        "blocks": head.blocks,
     }

@@ -3,8 +3,8 @@
 Two rings. *Notes* are rare and say what happened to a node (registered, fenced, state, repair, snapshot, feedback, quota,
 eviction, clean-up). *Batches* keep the events themselves, by reference, as they came: on the hot path that is one append
 per batch and one addition per event, and nothing per block. The story of a block is found when somebody asks, by searching
-the batches; that costs milliseconds then, and nothing before. What a snapshot named is not kept (it would be the whole
-directory), only that there was one.
+the batches (in a thread, from an unchanging copy of the ring); that costs milliseconds then, and nothing before. What a
+snapshot named is not kept (it would be the whole directory), only that there was one.
 
 Bounded in notes, batches and bytes; `reaches_back_s` says how far the log goes. Pure.
 """
@@ -144,20 +144,32 @@ class Story:
         since_s = self._forgot_s if self._forgot_s is not None else min(oldest, default=now_s)
         return max(0.0, now_s - since_s)
 
+    def pages(self) -> Pages:
+        """All that is known now, for reading at leisure: what is written later is not in it."""
+        return Pages(tuple(self._notes), tuple(self._batches))
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """A story to read from, unchanging, so also from another thread: searching for a block can take a tenth of a second."""
+
+    notes: tuple[StoryEntry, ...]
+    batches: tuple[_Batch, ...]
+
     def of_node(self, node: str, *, max_entries: int) -> list[StoryEntry]:
         """The newest entries about a node, oldest first; its events batch by batch."""
-        notes = [note for note in self._notes if note.node == node]
-        batches = [_summary(batch) for batch in self._batches if batch.node == node]
+        notes = [note for note in self.notes if note.node == node]
+        batches = [_summary(batch) for batch in self.batches if batch.node == node]
         return _newest(notes + batches, max_entries)
 
     def of_block(self, fingerprint: bytes, *, max_entries: int) -> list[StoryEntry]:
         """The newest entries about a block, in whatever namespace. The beginning of a fingerprint will do: 8 bytes."""
-        events = [entry for batch in self._batches for entry in _touching(batch, fingerprint)]
+        events = [entry for batch in self.batches for entry in _touching(batch, fingerprint)]
         nodes = {entry.node for entry in events if entry.kind != Kind.CLEARED}
         mentioned = fingerprint.hex()
         notes = [
             note
-            for note in self._notes
+            for note in self.notes
             if (note.node in nodes and note.kind in _ALL_BLOCKS) or (note.kind == Kind.FEEDBACK and mentioned in note.words)
         ]
         return _newest([entry for entry in events if entry.node in nodes] + notes, max_entries)

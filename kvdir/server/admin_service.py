@@ -52,10 +52,11 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             raise InvalidInput(f"{len(request.fingerprint)} bytes of a fingerprint: at least its first 8 are needed")
         now_s, story = self._coordinator.now_s(), self._coordinator.directory.story
         limit = min(request.max_entries or _STORY_ENTRIES, _MAX_STORY_ENTRIES)
+        pages = story.pages()
         if request.node:
-            entries = story.of_node(request.node, max_entries=limit)
+            entries = await asyncio.to_thread(pages.of_node, request.node, max_entries=limit)
         else:
-            entries = story.of_block(request.fingerprint, max_entries=limit)
+            entries = await asyncio.to_thread(pages.of_block, request.fingerprint, max_entries=limit)
         return encode_story(entries, reaches_back_s=story.reaches_back_s(now_s), now_s=now_s)
 
     async def Quotas(self, request: admin_pb2.QuotasRequest, context: Any) -> admin_pb2.QuotasResponse:

@@ -46,8 +46,9 @@ def build_coordinator(config: CoordinatorConfig) -> Coordinator:
     """The directory with its index, nothing listening yet."""
     now_s, name = time.monotonic(), config.name or socket.gethostname()
 
-    def make(seed: int) -> Directory:
-        return Directory(open_index(expected_blocks=config.expected_blocks, seed=seed), Sketch, config.limits(), now_s=now_s)
+    def make(seed: int, blocks: int = 0) -> Directory:
+        index = open_index(expected_blocks=max(blocks, config.expected_blocks), seed=seed)
+        return Directory(index, Sketch, config.limits(), now_s=now_s)
 
     figures = CheckpointFigures()
     loaded = load(Path(config.checkpoint), make, figures, now_s=now_s) if config.checkpoint else None

@@ -73,7 +73,7 @@ class Checkpointer:
         return True
 
     async def _write(self, part: Path) -> int:
-        head = Head(VERSION, self._seed, int(time.monotonic()), time.time(), self._name)
+        head = Head(VERSION, self._seed, int(time.monotonic()), time.time(), self._name, self._directory.index.stats().blocks)
         file = await asyncio.to_thread(_open_private, part)
         total = 0
         try:
@@ -93,17 +93,18 @@ class Checkpointer:
 
 
 def load(
-    path: Path, make: Callable[[int], Directory], figures: CheckpointFigures, *, now_s: float
+    path: Path, make: Callable[[int, int], Directory], figures: CheckpointFigures, *, now_s: float
 ) -> tuple[Directory, int] | None:
     """The directory as the file had it, and the seed of its index; None when there is none, or none that can be used.
 
-    Reads the file twice: nothing is believed before it is known to be whole. make: an empty directory, for a seed.
+    Reads the file twice: nothing is believed before it is known to be whole. make: an empty directory, for a seed and
+    so many blocks.
     """
     if not path.exists():
         return None
     try:
         head = _check(path)
-        directory = make(head.seed)
+        directory = make(head.seed, min(head.blocks, path.stat().st_size // 12))  # a block takes 12 bytes or more
         parsed = parse(_pieces(path))
         next(parsed)
         outcome = restore(directory, head, parsed, now_s=now_s, age_s=max(0.0, time.time() - head.unix_s))

@@ -52,7 +52,7 @@ def test_departed_node_is_forgotten_with_its_blocks_when_most_others_are_heard()
     run(directory, 100, 103, heard=tuple(rest))
     assert set(directory.nodes) == {"b", "c"}
     assert (directory.orphans.dropped_nodes, directory.orphans.dropped_blocks) == (1, 8)
-    assert "orphan" in [entry.kind for entry in directory.story.of_node("a", max_entries=10)]
+    assert "orphan" in [entry.kind for entry in directory.story.pages().of_node("a", max_entries=10)]
 
 
 def test_nothing_is_forgotten_when_it_is_a_dry_run() -> None:
