@@ -9,9 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from kvdir.cli.bench_faults import FAULTS
 from kvdir.cli.options import configuration_page
 from kvdir.cli.replay import replay
+from kvdir.core.repair import RepairPolicy
+from kvdir.location import StreamState
 from kvdir.namespace import Namespace, StateGroup
+from kvdir.server.config import CoordinatorConfig
 from peer_agent.demo.command import demo
 
 ROOT = Path(__file__).parents[2]
@@ -35,3 +39,14 @@ def test_page_names_only_options_that_exist(page: str, command: object) -> None:
     options = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}  # type: ignore[attr-defined]
     used = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", (ROOT / "docs" / page).read_text()))
     assert used <= options | {"--shm-size"}, sorted(used - options)
+
+
+def test_consistency_page_names_only_settings_states_and_faults_that_exist() -> None:
+    page = (ROOT / "docs/consistency.md").read_text()
+    settings = {field.name for part in (CoordinatorConfig, RepairPolicy) for field in dataclasses.fields(part)}
+    named = set(re.findall(r"`((?:max|idle|replay|forget|stale|expire|heartbeat)_\w+)`", page))
+    assert named
+    assert named <= settings, sorted(named - settings)
+    assert all(f"`{state.name.lower()}`" in page for state in StreamState)
+    (faults,) = re.findall(r"## Faults\n(.*?)\n## ", page, flags=re.DOTALL)
+    assert len(re.findall(r"^\| (?!fault |---)", faults, flags=re.MULTILINE)) == len(FAULTS), "rows of `kvdir bench faults`"
