@@ -50,7 +50,9 @@ class Answers:
             return Lookup(b"", (), (), 0, asked, warming)
         sets = tuple(found.sets)
         translation = self._translate(sets)
-        below = sum(not min_trust.admits(stream.cursor.state) for stream in translation.streams)
+        below = 0
+        if min_trust is not MinTrust.ANY:
+            below = sum(not min_trust.admits(stream.cursor.state) for stream in translation.streams)
         if below:  # rare, and not cached: states change more often than what is visible
             translation = translate(self._holders, sets, min_trust=min_trust)
         runs, hits = found.runs, found.hits
