@@ -31,7 +31,7 @@ def bench() -> None:
     """
 
 
-@bench.command()
+@bench.command(short_help="The native index beside a dict of sets and the gather floor.")
 @click.option("--entries", type=click.IntRange(min=10_000), default=1_000_000, show_default=True, help="Blocks in the index.")
 @output_option
 @progress_option
@@ -46,7 +46,7 @@ def index(entries: int, output: str, progress: bool | None) -> None:
     run_bench("index", measure, output=output, progress=progress)
 
 
-@bench.command()
+@bench.command(short_help="Events over gRPC into one coordinator.")
 @output_option
 @progress_option
 def ingest(output: str, progress: bool | None) -> None:
@@ -60,7 +60,7 @@ def ingest(output: str, progress: bool | None) -> None:
     run_bench("ingest", measure, output=output, progress=progress)
 
 
-@bench.command()
+@bench.command(short_help="Lookups over gRPC: time, CPU, and where it goes.")
 @output_option
 @progress_option
 def lookup(output: str, progress: bool | None) -> None:
@@ -74,7 +74,7 @@ def lookup(output: str, progress: bool | None) -> None:
     run_bench("lookup", measure, output=output, progress=progress)
 
 
-@bench.command()
+@bench.command(short_help="Repair by difference: decoding, updates, bytes beside a snapshot.")
 @output_option
 @progress_option
 def sketch(output: str, progress: bool | None) -> None:
@@ -88,7 +88,7 @@ def sketch(output: str, progress: bool | None) -> None:
     run_bench("sketch", measure, output=output, progress=progress)
 
 
-@bench.command()
+@bench.command(short_help="Four million blocks taken in: speed and memory.")
 @output_option
 @progress_option
 def snapshot(output: str, progress: bool | None) -> None:
@@ -102,7 +102,7 @@ def snapshot(output: str, progress: bool | None) -> None:
     run_bench("snapshot", measure, output=output, progress=progress)
 
 
-@bench.command()
+@bench.command(short_help="Every fault, simulated: how long it shows, what repair costs.")
 @output_option
 @progress_option
 def faults(output: str, progress: bool | None) -> None:
@@ -128,7 +128,7 @@ def run_bench(name: str, measure: Measure, *, output: str, progress: bool | None
             if not (error.name or "").endswith("._native"):
                 raise
             raise CommandFailed(
-                f"bench {name} needs the native modules: {error}. Run `make build`.", exit=Exit.START
+                f"bench {name} needs the native modules: {error}. Run `make setup`.", exit=Exit.START
             ) from error
     document = {"bench": name, **figures, "machine": machine()}
     emit(document, lambda: _view(name, document), output=output)

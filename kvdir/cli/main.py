@@ -40,8 +40,12 @@ COMMANDS: Mapping[str, Entry] = {
     "quota": Entry("kvdir.cli.story:quota", "Quotas and orphans: what is, or would be, deleted.", "Ask"),
     "reconcile": Entry("kvdir.cli.query:reconcile", "Have a node restate what it holds.", "Ask"),
     "replay": Entry("kvdir.cli.replay:replay", "Replay a trace in process: hit rate against staleness.", "Try"),
-    "bench": Entry("kvdir.cli.bench:bench", "Measure the index, ingest and lookup on this machine.", "Try"),
+    "bench": Entry("kvdir.cli.bench:bench", "Measure this machine: index, ingest, lookup, repair.", "Try"),
 }
+
+
+class AskingCommand(click.Command):
+    """A command of another package that stands under "Ask" in --help; others of them stand under "Try"."""
 
 
 class LazyGroup(click.Group):
@@ -72,15 +76,14 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
         for name, entry in self._lazy.items():
-            help = entry.help or self._short_help(ctx, name)
-            sections.setdefault(entry.section, []).append((name, help))
+            if entry.help:
+                sections.setdefault(entry.section, []).append((name, entry.help))
+            elif (command := self.get_command(ctx, name)) is not None:
+                section = "Ask" if isinstance(command, AskingCommand) else entry.section
+                sections.setdefault(section, []).append((name, command.get_short_help_str(limit=100)))
         for section, rows in sections.items():
             with formatter.section(section):
                 formatter.write_dl(rows)
-
-    def _short_help(self, ctx: click.Context, name: str) -> str:
-        command = self.get_command(ctx, name)
-        return command.get_short_help_str() if command else ""
 
 
 def version_option(program: str, native: str) -> Callable[[F], F]:
@@ -105,7 +108,7 @@ def _native_state(module: str) -> str:
     try:
         importlib.import_module(module)
     except ImportError as error:
-        return f"(not usable: {error}; run make build)"
+        return f"(not usable: {error}; run `make setup`)"
     return "(built)"
 
 

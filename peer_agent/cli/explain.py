@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvdir.cli.main import AskingCommand
 from kvdir.cli.output import CommandFailed, emit, output_option, stack, table
 from kvdir.cli.query import client_options
 from kvdir.errors import InvalidInput, KvdirError, StaleEpoch
@@ -47,7 +48,7 @@ class Explained:
     words: str
 
 
-@click.command()
+@click.command(cls=AskingCommand, short_help="Why these blocks hit or miss, block by block.")
 @click.argument("namespace")
 @click.argument("fingerprints", nargs=-1)
 @click.option("--file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Packed fingerprints, as bytes.")

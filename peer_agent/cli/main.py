@@ -33,6 +33,6 @@ def main() -> None:
     Examples:
       peer-agent serve --config agent.toml            run it
       peer-agent serve --config agent.toml --dry-run  what would the memory hold?
-      peer-agent probe 10.0.0.7:7500                  can I read from that peer?
+      peer-agent probe 10.0.0.7:7410                  can I read from that peer?
       peer-agent bench read --output json             bytes per second, by plane
     """
