@@ -27,14 +27,15 @@ Claims = Mapping[tuple[str, int], set[Item]]
 """What lookups name, by (node, epoch)."""
 
 
-def broken(cluster: LocalCluster) -> Iterator[str]:
-    """Promises that do not hold now."""
+def broken(cluster: LocalCluster, *, sums: bool = True) -> Iterator[str]:
+    """Promises that do not hold now. sums: also those over many streams, which take as long to check as all the rest."""
     core = cluster.directory.core
     yield from faults(core)
     claims = claims_of(core, cluster.universe(), now_s=cluster.now_s)
     for (name, epoch), items in claims.items():
         yield from _wrong_claims(cluster, core, name, epoch, items)
-    yield from _wrong_sums(cluster, core)
+    if sums:
+        yield from _wrong_sums(cluster, core)
     for view in node_views(core, now_s=cluster.now_s):
         life = cluster.node(view.trust.node).life_of(view.trust.epoch)
         if life is None:

@@ -151,7 +151,8 @@ def _a_warm_start(rng: random.Random) -> str:
     between = rng.choice([f"restart {node} kept", f"restart {node} empty", f"lose {place} stored 1", f"kill {node}"])
     return (
         f"store {place} {_blocks(rng)}; advance 0.3; coordinator saves;"
-        f"store {place} {_blocks(rng)}; remove {place} {_blocks(rng)}; {between}; coordinator warm; advance {rng.choice(_SECONDS)}; read {place[-1]} {_CHAIN} 0"
+        f"store {place} {_blocks(rng)}; remove {place} {_blocks(rng)}; {between};"
+        f"coordinator warm; advance {rng.choice(_SECONDS)}; read {place[-1]} {_CHAIN} 0"
     )
 
 

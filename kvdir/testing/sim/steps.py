@@ -124,7 +124,7 @@ def clock(cluster: LocalCluster, node: str, offset_s: str) -> None:
 
 
 def coordinator(cluster: LocalCluster, what: str) -> None:
-    """The coordinator `dies`, `vanishes` with its machine, `restarts` empty, `saves` a checkpoint, or restarts `warm` from it."""
+    """The coordinator `dies`, `vanishes` with its machine, `restarts` empty, `saves` a checkpoint, restarts `warm` from it."""
     match what:
         case "dies" | "vanishes":
             cluster.kill_coordinator(silently=what == "vanishes")
