@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import stat
+import time
 import urllib.error
 import urllib.request
 from dataclasses import replace
@@ -11,13 +12,20 @@ from pathlib import Path
 
 import pytest
 
-from kvdir.location import StreamState
+from kvdir.core.checkpoint import VERSION, Head, frames
+from kvdir.core.directory import Directory, Hello, Limits, Welcomed
+from kvdir.core.event import Event
+from kvdir.core.namespaces import Announced
+from kvdir.index import Sketch, open_index
+from kvdir.location import StreamState, Tier
+from kvdir.server.checkpoint import CheckpointFigures, load
 from kvdir.server.config import CoordinatorConfig
 from kvdir.testing.fake_node import EXAMPLE_NAMESPACE, FakeNode, some_fingerprints
 from kvdir.testing.served import FAST_CONFIG, Served, serving
 from kvdir.testing.wait import eventually
 
 DIGEST = EXAMPLE_NAMESPACE.digest
+CANONICAL = EXAMPLE_NAMESPACE.canonical().encode()
 BLOCKS = some_fingerprints(500)
 
 
@@ -106,3 +114,28 @@ async def test_old_file_stays_when_a_new_one_cannot_be_written(tmp_path: Path) -
 
 def test_directory_of_the_file_must_exist(tmp_path: Path) -> None:
     assert any("make it first" in fault for fault in with_file(tmp_path / "missing" / "file").faults())
+
+
+def test_restoring_a_block_costs_no_more_when_there_are_many(tmp_path: Path) -> None:
+    """Blocks come in table order: an index that grew under them would take time in the square of their number."""
+
+    def cost_s(blocks: int) -> float:
+        file = tmp_path / str(blocks)
+        source = Directory(open_index(seed=3), Sketch, Limits(), now_s=0.0)
+        hello = Hello("n1", 1, 0, "h:1", 0, (Announced(DIGEST, CANONICAL, EXAMPLE_NAMESPACE.block_bytes),))
+        welcomed = source.hello(hello, now_s=0.0)
+        assert isinstance(welcomed, Welcomed)
+        source.batch(welcomed.stream, 1, [Event.stored(Tier.CPU, DIGEST, some_fingerprints(blocks, width=16))], now_s=0.0)
+        head = Head(VERSION, 3, 0, 0.0, "test", source.index.stats().blocks)
+        file.write_bytes(b"".join(frames(source, head)))
+
+        def make(seed: int, room: int) -> Directory:
+            return Directory(open_index(seed=seed, expected_blocks=room), Sketch, Limits(), now_s=0.0)
+
+        started_s = time.process_time()
+        loaded = load(file, make, CheckpointFigures(), now_s=0.0)
+        assert loaded is not None
+        assert loaded[0].index.stats().blocks == blocks
+        return (time.process_time() - started_s) / blocks
+
+    assert cost_s(200_000) < 5 * cost_s(10_000)
