@@ -16,6 +16,8 @@ from kvdir.core.trust import Convergent, Cumulative, total
 from kvdir.core.views import LoadView, SumsView, TotalView, ViewScope
 from kvdir.location import Tier
 
+_TIERS = {int(tier): tier.name.lower() for tier in Tier}
+
 Cell = tuple[Stream, int | None, KnownNamespace | None, Cumulative, Cumulative]
 """(stream, tier or None for all, namespace, blocks, bytes)"""
 
@@ -26,8 +28,9 @@ def sums_view(directory: Directory, *, now_s: float) -> SumsView:
     streams = [node.stream for node in directory.nodes.values() if node.stream is not None and not node.stream.fenced]
     for stream in streams:
         for cell in _cells(directory, stream):
+            figures = cell[3:]
             for key in _subjects(cell):
-                grouped[key].append(cell[3:])
+                grouped[key].append(figures)
     return SumsView(
         totals=tuple(
             TotalView(
@@ -58,8 +61,8 @@ def _cells(directory: Directory, stream: Stream) -> Iterator[Cell]:
 def _subjects(cell: Cell) -> Iterator[tuple[ViewScope, str]]:
     stream, tier, known, _, _ = cell
     yield ViewScope.NODE, stream.node
-    for each in Tier if tier is None else (Tier(tier),):
-        yield ViewScope.TIER, each.name.lower()
+    for name in _TIERS.values() if tier is None else (_TIERS[tier],):
+        yield ViewScope.TIER, name
     if known is not None:
         yield ViewScope.NAMESPACE, known.digest.hex()
         yield ViewScope.TENANT, known.namespace.tenant

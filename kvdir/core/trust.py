@@ -87,8 +87,14 @@ class Cumulative:
 
 
 def total(figures: Iterable[Cumulative], *, now_s: float) -> Cumulative:
-    """The sum; nothing sums to a trusted 0 as of now."""
-    out: Cumulative | None = None
-    for figure in figures:
-        out = figure if out is None else out + figure
-    return out if out is not None else Cumulative(0, True, now_s)
+    """The sum, as `__add__` makes it, in one pass; nothing sums to a trusted 0 as of now."""
+    parts = list(figures)
+    if not parts:
+        return Cumulative(0, True, now_s)
+    value, as_of_s = sum(part.value for part in parts), min(part.as_of_s for part in parts)
+    doubtful = [part for part in parts if not part.trusted]
+    if not doubtful:
+        return Cumulative(value, True, as_of_s)
+    since = [part.untrusted_since_s for part in doubtful if part.untrusted_since_s is not None]
+    reason = next((part.reason for part in doubtful if part.reason), "")
+    return Cumulative(value, False, as_of_s, min(since) if since else None, reason)
