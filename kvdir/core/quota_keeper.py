@@ -162,7 +162,7 @@ class QuotaKeeper:
             [held for held in used.holdings if held.stream.cursor.connected and id(held.stream) not in busy],
             sample.ages,
             max_blocks=self.policy.max_blocks,
-            leaving_bytes=_leaving(watched),
+            leaving_bytes=self._leaving(watched),
             patience=watched.patience,
         )
         watched.plan, watched.over_since_s = plan, None
@@ -208,14 +208,14 @@ class QuotaKeeper:
             watched.refused += 1
             watched.verdict, watched.words = "untrusted", f"nothing is evicted: {refusal}"
             return None
-        excess = known - watched.quota.limit_bytes - _leaving(watched)
+        excess = known - watched.quota.limit_bytes - self._leaving(watched)
         if excess < min((held.block_bytes for held in used.holdings), default=1):
             watched.verdict = "evicting" if watched.asked else "within"
             watched.words = f"waiting for {len(watched.asked)} nodes" if watched.asked else ""
             return None
         return used
 
-
-def _leaving(watched: Watched) -> int:
-    """Bytes that were asked for and are still in our count."""
-    return sum(asked.share.bytes for asked in watched.asked)
+    def _leaving(self, watched: Watched) -> int:
+        """Bytes that were asked for, by whatever quota, and are still in this one's count."""
+        asked = [each for other in self.watched for each in other.asked]
+        return sum(each.share.bytes for each in asked if watched.quota.covers(each.share.holding.holder.namespace))

@@ -207,6 +207,21 @@ def test_request_is_forgotten_when_its_connection_ends() -> None:
     assert len(fleet.held["a"]) == 10
 
 
+def test_overlapping_quotas_do_not_evict_twice_for_one_excess() -> None:
+    fleet = Fleet(100)
+    both = (Quota("none", 100 * BLOCK), Quota(f"namespace:{DIGEST.hex()}", 100 * BLOCK))
+    fleet.keeper = QuotaKeeper(QuotaPolicy(quotas=both, enforce=True, interval_s=1.0))
+    for number, node in enumerate("abc"):
+        fleet.join(node)
+        fleet.store(node, some_fingerprints(50, seed=number))
+    asks = fleet.run(4)
+    assert blocks_of(asks) == 50
+    for ask in asks:
+        fleet.obey(ask)
+    assert fleet.run(4) == []
+    assert [watched.verdict for watched in fleet.keeper.watched] == ["within", "within"]
+
+
 def test_rate_is_bounded_when_the_excess_is_large() -> None:
     fleet = Fleet(0, max_blocks=8)
     fleet.join("a")
