@@ -6,6 +6,7 @@ Every figure that is folded from a lossy stream is shown with its trust: `1,024`
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -71,12 +72,15 @@ def _node_document(view: NodeView) -> dict[str, Any]:
         "state": view.trust.state.name.lower(),
         "reason": view.trust.reason,
         "age_s": round(view.trust.age_s, 3),
+        "confirmed": round(view.trust.confirmed, 4),
         "missing_events": view.trust.missing_events,
+        "missed_events": view.missed_events,
         "peer_address": view.trust.peer_address,
         "last_seq": view.last_seq,
         "announced_seq": view.announced_seq,
         "gaps": view.gaps,
         "replays": view.replays,
+        "sketches": view.sketches,
         "snapshots": view.snapshots,
         "used_bytes": view.used_bytes.value,
         "capacity_bytes": view.capacity_bytes.value,
@@ -87,6 +91,7 @@ def _node_document(view: NodeView) -> dict[str, Any]:
 
 
 def holding_document(holding: HoldingView) -> dict[str, Any]:
+    now_s, since_s = time.monotonic(), holding.blocks.untrusted_since_s
     return {
         "namespace": holding.namespace_digest.hex(),
         "tier": tier_name(holding.tier),
@@ -94,6 +99,8 @@ def holding_document(holding: HoldingView) -> dict[str, Any]:
         "bytes": holding.bytes.value,
         "trusted": holding.blocks.trusted,
         "reason": holding.blocks.reason,
+        "as_of_age_s": round(max(0.0, now_s - holding.blocks.as_of_s), 3),
+        "untrusted_for_s": None if since_s is None else round(now_s - since_s, 3),
         "owner_blocks": holding.owner_blocks,
         "owner_at_seq": holding.owner_at_seq,
     }

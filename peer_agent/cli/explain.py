@@ -196,15 +196,21 @@ def judge(position: int, claims: dict[int, list[str]], owners: list[Owner]) -> E
     claiming = [owners[node] for node in claims]
     silent = [owner for owner in claiming if owner.present is None]
     if any(owner in claiming for owner in having):
-        return Explained("hit", f"{_names(having)} has it")
+        return Explained("hit", f"{_names(having)} {_verb(having, 'has', 'have')} it")
     if having:
-        named = f"; {_names(claiming)} was named" if claiming else ""
-        return Explained("unclaimed", f"{_names(having)} has it, but is not named for it: its event was lost or is late{named}")
+        named = f"; {_names(claiming)} {_verb(claiming, 'was', 'were')} named" if claiming else ""
+        has = f"{_names(having)} {_verb(having, 'has it, but is', 'have it, but are')} not named for it"
+        return Explained("unclaimed", f"{has}: the event was lost or is late{named}")
     if silent:
         return Explained("unknown", "; ".join(f"{owner.trust.node} was named, and {owner.words}" for owner in silent))
     if claiming:
-        return Explained("stale", f"{_names(claiming)} was named and does not have it: evicted since, or the removal was lost")
+        lacks = _verb(claiming, "was named and does", "were named and do")
+        return Explained("stale", f"{_names(claiming)} {lacks} not have it: evicted since, or the removal was lost")
     return Explained("miss", "nobody is named for it, and no owner that was asked has it")
+
+
+def _verb(owners: list[Owner], one: str, several: str) -> str:
+    return one if len(owners) == 1 else several
 
 
 def _names(owners: list[Owner]) -> str:

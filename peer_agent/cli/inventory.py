@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import click
@@ -29,10 +30,14 @@ def inventory(address: str, timeout_s: float, output: str) -> None:
 def _ask(address: str, timeout_s: float) -> dict[str, Any]:
     import grpc
 
+    from kvdir.errors import Unavailable
     from kvdir.rpc.channel import client_options
     from kvdir.rpc.status import from_rpc_error
     from peer_agent.v1 import engine_pb2, engine_pb2_grpc
 
+    socket = address.removeprefix("unix:")
+    if socket != address and not os.path.exists(socket):
+        raise Unavailable(f"no agent is at {address}: give the address under `engines attach at` of `peer-agent serve`")
     with grpc.insecure_channel(address, options=client_options()) as channel:
         try:
             answer = engine_pb2_grpc.EngineStub(channel).Inventory(engine_pb2.InventoryRequest(), timeout=timeout_s)

@@ -92,9 +92,9 @@ class Listeners:
         try:
             port = server.add_insecure_port(address)
         except RuntimeError as error:
-            raise ConfigError([f"{setting}: cannot listen on {address}: {error}; is another agent running there?"]) from error
+            raise ConfigError([_taken(setting, address)]) from error
         if not port:
-            raise ConfigError([f"{setting}: cannot listen on {address}; is another agent running there?"])
+            raise ConfigError([_taken(setting, address)])
         return port
 
     async def _start(self, server: grpc.aio.Server) -> None:
@@ -124,3 +124,11 @@ def _private_files() -> Iterator[None]:
 def _unlink(path: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
+
+
+def _taken(setting: str, address: str) -> str:
+    flag = f"--{setting.replace('_', '-')}"
+    return (
+        f"{setting}: cannot listen on {address}: stop the process that has it (`ss -lxtnp` names it; another agent?), "
+        f"or give another address with {flag} (port 0 takes a free one)"
+    )

@@ -186,6 +186,8 @@ async def say_hello(
     try:
         hello = await peer_pb2_grpc.PeerStub(channel).Hello(request, timeout=timeout_s, wait_for_ready=False)
     except grpc.aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            raise PeerFailure("something answers there, but it is no peer agent") from error
         raise PeerFailure(f"cannot be reached: {error.details()}") from error
     if hello.protocol_version != PROTOCOL_VERSION:
         raise PeerFailure(

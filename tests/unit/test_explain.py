@@ -20,7 +20,9 @@ def owner(name: str, *present: bool, silent: str = "") -> Owner:
     ("claims", "owners", "verdict", "words"),
     [
         ({0: ["cpu"]}, [owner("a", True)], "hit", "a has it"),
+        ({0: ["cpu"], 1: ["cpu"]}, [owner("a", True), owner("b", True)], "hit", "a and b have it"),
         ({0: ["cpu"]}, [owner("a", False)], "stale", "a was named and does not have it"),
+        ({0: ["cpu"], 1: ["cpu"]}, [owner("a", False), owner("b", False)], "stale", "a and b were named and do not have it"),
         ({}, [owner("a", False)], "miss", "nobody is named"),
         ({}, [owner("a", True)], "unclaimed", "lost or is late"),
         ({0: ["cpu"]}, [owner("a", False), owner("b", True)], "unclaimed", "a was named"),
