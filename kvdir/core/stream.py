@@ -143,7 +143,7 @@ class StreamCursor:
     def open(self, last_seq: int, *, now_s: float) -> int:
         """A call of this stream begins; the owner has used numbers up to last_seq. Returns the number to resume after.
 
-        0 means that nothing is known: a snapshot will be asked for, and the owner continues behind last_seq.
+        0 means that nothing is known: the owner continues behind last_seq, and is asked for what it had used before.
         """
         self.connected = True
         self._repair.abort()
@@ -155,8 +155,8 @@ class StreamCursor:
         if last_seq == 0 and not self._damage:
             self.restated = True  # an epoch begins empty, by definition
         self._announce(last_seq)
-        if self.restated and self.next_seq <= self._top_seq:
-            self._repair.resume(now_s)  # the owner goes back to the number returned here, unasked
+        if self.restated and 1 < self.next_seq <= self._top_seq:
+            self._repair.resume(now_s)  # the owner goes back to the number returned here, unasked; after 0 it has to be asked
         self._heard(now_s)
         return self.applied_seq if self.restated else 0
 

@@ -67,6 +67,18 @@ def test_last_event_is_missed_within_a_heartbeat_when_it_is_lost() -> None:
         assert cluster.directory.holders([1, 2]) == [set(), {"node-0"}]
 
 
+def test_first_event_is_asked_for_at_once_when_the_call_broke_before_it_came() -> None:
+    """Nothing was applied yet, so the coordinator's number to resume after is 0, which makes no agent go back by itself."""
+    with LocalCluster(nodes=1) as cluster:
+        settled(cluster)
+        cluster.network.drop_events(0, count=1)
+        cluster.node(0).store([1])
+        cluster.advance(0.01)
+        cluster.network.cut(0)
+        assert cluster.settle() < 0.5
+        assert repairs(cluster) == {"replay_request": 1}
+
+
 def test_removal_is_found_when_its_owner_forgot_to_say_it() -> None:
     """No number stands for it, so nothing is missing: only the owner's own figures tell."""
     with LocalCluster(nodes=1, watch=False) as cluster:

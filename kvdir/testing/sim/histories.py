@@ -33,7 +33,7 @@ LIMITS = Limits(
     warm_up_s=1.0,
     warm_limit_s=5.0,
     max_snapshots=2,
-    repair=RepairPolicy(idle_s=0.4, total_s=4.0, retry_base_s=0.1, retry_max_s=1.0, spacing_s=0.2),
+    repair=RepairPolicy(idle_s=0.4, idle_max_s=1.0, total_s=4.0, retry_base_s=0.1, retry_max_s=1.0, spacing_s=0.2),
 )
 HEALING_HEARTBEATS = 16
 

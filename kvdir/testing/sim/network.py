@@ -229,8 +229,6 @@ class Network:
             error = None
         except KvdirError as refused:
             error = refused
-        except TimeoutError:
-            error = Unavailable("simulated: the coordinator gave up waiting")
         except Exception as bug:
             self.bugs.append(f"the publish call of {call.node} failed: {bug!r}")
         finally:
