@@ -3,8 +3,9 @@
 import tomllib
 from pathlib import Path
 
-import kvdir
 import numpy as np
+
+import kvdir
 import peer_agent
 
 namespace = kvdir.Namespace.create(**tomllib.loads(Path(__file__).with_name("llama-3.1-8b.toml").read_text()))

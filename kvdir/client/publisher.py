@@ -134,7 +134,7 @@ class Publisher:
         self._wishes.wake.set()
 
     def leave(self) -> None:
-        """Says goodbye in the call under way, if there is one, after which `run` returns: the blocks of this epoch vanish at once."""
+        """Says goodbye in the call under way, if any, after which `run` returns: this epoch's blocks vanish at once."""
         self._wishes.leave = True
         self._wishes.wake.set()
 
