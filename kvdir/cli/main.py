@@ -7,6 +7,7 @@ Commands of other packages come in through the entry point group "kvdir.commands
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -70,6 +71,8 @@ class LazyGroup(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
+        # gRPC reads it once, when it is imported. What it writes on stderr of its own accord, our errors say in words.
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         with errors_to_exit(ctx):
             return super().invoke(ctx)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 import click
@@ -25,7 +24,6 @@ def serve(config: CoordinatorConfig, output: str) -> None:
       kvdir serve --listen 127.0.0.1:0 --output json    a free port, announced as JSON on stdout
       kvdir serve --listen 0.0.0.0:7400 --insecure      reachable by everybody on the network
     """
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # read once, at import; what it says on stderr, we say in words
     from kvdir.obs.logs import configure
     from kvdir.server.serve import Bound, run
 

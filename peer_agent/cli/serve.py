@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from typing import Any
 
 import click
@@ -30,7 +29,6 @@ def serve(config: AgentConfig, *, output: str, dry_run: bool) -> None:
       peer-agent serve --namespaces llama.toml --arena-bytes 8GiB --coordinators 10.0.0.1:7400
       peer-agent serve --config agent.toml --dry-run
     """
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # read once, at import; what it says on stderr, we say in words
     from peer_agent.server.app import Agent, Ready
     from peer_agent.server.serve import serve as run
 
