@@ -177,6 +177,7 @@ class PublishCall:
                 raise RemoteProtocolError(f"the coordinator answered hello with {other}")
         check_version(welcome.protocol_version)
         self.welcomed = self._counters.connected = True
+        self._counters.state = None  # what the last call was told says nothing about this coordinator, which may know nothing
         self._counters.coordinator = welcome.coordinator
         self._heartbeat_s = (welcome.heartbeat_interval_ms or 1000) / 1000
         self._silence_s = max(self._silence_s, 3 * self._heartbeat_s)  # it answers heartbeats, so it may be silent as long
