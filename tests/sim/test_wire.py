@@ -40,7 +40,7 @@ class Service(events_pb2_grpc.EventsServicer):
 
 
 class Nobody:
-    def twice(self) -> Callable[[], None]:
+    def twice(self, first_s: float) -> Callable[[], None]:
         return lambda: None
 
     def feedback(self, report: StaleReport) -> Callable[[], None]:

@@ -104,9 +104,12 @@ class Watch:
 
     def __init__(self, cluster: LocalCluster) -> None:
         self._cluster = cluster
+        self._feedback_s = float("-inf")
 
-    def twice(self) -> Callable[[], None]:
-        """Applying anything twice changes nothing that lookups name."""
+    def twice(self, first_s: float) -> Callable[[], None]:
+        """Applying anything twice changes nothing that lookups name, unless a reader has taken a hint back in between."""
+        if not self._cluster.watch or self._feedback_s >= first_s:
+            return _nothing
         core = self._cluster.directory.core
         before = contents(core)
 
@@ -114,11 +117,12 @@ class Watch:
             if contents(core) != before:
                 self._cluster.note(self._cluster.violation("a message that came twice changed what lookups name"))
 
-        return compare if self._cluster.watch else _nothing
+        return compare
 
     def feedback(self, report: StaleReport) -> Callable[[], None]:
         """Feedback for another epoch changes nothing, and none undoes a store that was heard since the owner answered."""
         cluster, core = self._cluster, self._cluster.directory.core
+        self._feedback_s = cluster.now_s
         named = {report.namespace_digest: [report.fingerprints]}
         before = claims_of(core, named, now_s=cluster.now_s)
         stream = core.nodes[report.node].stream if report.node in core.nodes else None

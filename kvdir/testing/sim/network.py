@@ -63,8 +63,8 @@ class Delivery:
 class Watcher(Protocol):
     """Looks on. What it returns is called when the message has been handled."""
 
-    def twice(self) -> Callable[[], None]:
-        """A message comes again, right after the first time."""
+    def twice(self, first_s: float) -> Callable[[], None]:
+        """A message comes again; it came first at first_s, and no other message in that call came in between."""
 
     def feedback(self, report: StaleReport) -> Callable[[], None]:
         """A reader's report comes."""

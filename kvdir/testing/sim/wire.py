@@ -54,8 +54,8 @@ class Pipe:
         self.on_end: Callable[[Exception | None], None] = lambda _: None
         self.delivered = 0
         self.history: deque[Any] = deque(maxlen=HISTORY_MESSAGES)
-        self.repeated = False
-        """What was read last is the very message that was read before it."""
+        self.first_read_s: float | None = None
+        """When what was read last was read for the first time, if it is the very message that was read before it."""
         self._carrier = carrier
         self._loop = loop
         self._in_flight: deque[Any] = deque()
@@ -64,6 +64,7 @@ class Pipe:
         self._closed = False
         self._end: _End | None = None
         self._last: Any = None
+        self._last_read_s = 0.0
         self._waiters: list[asyncio.Future[None]] = []
 
     @property
@@ -122,7 +123,8 @@ class Pipe:
                 return grpc.aio.EOF
             await self._change()
         message = self._arrived.popleft()
-        self.repeated, self._last = message is self._last, message
+        self.first_read_s = self._last_read_s if message is self._last else None
+        self._last, self._last_read_s = message, self._loop.time()
         self._wake()
         return message
 
@@ -200,9 +202,12 @@ class ClientCall:
 
 
 class ServerContext:
-    """The service's end. twice: called when a message comes again, before it is handled; what it returns is called after."""
+    """The service's end.
 
-    def __init__(self, call: Call, *, twice: Callable[[], Callable[[], None]]) -> None:
+    twice: called when a message comes again, before it is handled, with the time of the first; what it returns is called after.
+    """
+
+    def __init__(self, call: Call, *, twice: Callable[[float], Callable[[], None]]) -> None:
         self._up, self._down = call.up, call.down
         self._twice = twice
         self._handled: Callable[[], None] | None = None
@@ -212,8 +217,8 @@ class ServerContext:
             handled, self._handled = self._handled, None
             handled()
         message = await self._up.receive()
-        if self._up.repeated:
-            self._handled = self._twice()
+        if self._up.first_read_s is not None:
+            self._handled = self._twice(self._up.first_read_s)
         return message
 
     async def write(self, response: Any) -> None:
