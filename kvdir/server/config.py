@@ -54,7 +54,9 @@ class CoordinatorConfig:
         "", "File that keeps the directory over a restart, as hints; empty: none is kept.", metavar="FILE"
     )
     checkpoint_every_s: float = setting(60.0, "How often the checkpoint is written, beside at the end.")
-    replay_idle_s: float = setting(1.0, "A replay or snapshot without progress for so long has failed.")
+    replay_idle_s: float = setting(
+        1.0, "A repair without progress for so long has failed; twice what the last answer took if that is more, up to 10 s."
+    )
     warm_limit_s: float = setting(30.0, "Longest time that /readyz says warming while nodes restate what they hold.")
     max_deadline_s: float = setting(10.0, "Longest time one call may take, whatever its client asks for.")
     grace_s: float = setting(5.0, "Time for calls under way to finish after SIGTERM.")
