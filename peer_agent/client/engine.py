@@ -79,8 +79,9 @@ class Engine:
         if self._session() is not None:
             return
         with self._lock:
-            thread = self._start_attaching()
-        thread.join(timeout_s)
+            thread = None if self._live() else self._start_attaching()
+        if thread is not None:
+            thread.join(timeout_s)
         if not self.attached:
             raise self._failure
 
@@ -207,14 +208,17 @@ class Engine:
     def _session(self) -> Attachment | None:
         """The live session; without one, sees to it that there will be."""
         with self._lock:
-            if self._attachment is not None and self._call.is_active():
-                return self._attachment
-            if self._attachment is not None:
-                self._failure = Unavailable(f"{self.address}: the agent ended the session; attaching again")
-                self._drop()
-            if not self._closed and time.monotonic() >= self._next_try_s:
+            live = self._live()
+            if live is None and not self._closed and time.monotonic() >= self._next_try_s:
                 self._start_attaching()
-            return None
+            return live
+
+    def _live(self) -> Attachment | None:
+        """Call with the lock held. Afterwards there is a live session or none at all."""
+        if self._attachment is not None and not self._call.is_active():
+            self._failure = Unavailable(f"{self.address}: the agent ended the session; attaching again")
+            self._drop()
+        return self._attachment
 
     def _ended(self, attachment: Attachment) -> None:
         """The agent has gone: lets go of its arena now, since an idle engine would keep that memory from the next agent."""
@@ -254,7 +258,7 @@ class Engine:
         self._attachment, self._call = None, None
 
     def _start_attaching(self) -> threading.Thread:
-        """Call with the lock held."""
+        """Call with the lock held and without a session: there is never more than one."""
         if self._attaching is None or not self._attaching.is_alive():
             self._next_try_s = time.monotonic() + ATTACH_PAUSE_S
             self._attaching = threading.Thread(target=self._attach, name=f"kvdir-attach-{self.name}", daemon=True)

@@ -181,3 +181,32 @@ async def test_idle_engine_lets_go_of_the_arena_when_the_agent_has_gone(director
         await eventually(lambda: mappings_of("a.arena") == 0, within_s=3, what="the mapping is gone")
         if blocking:
             await asyncio.to_thread(engine.close)
+
+
+async def test_one_session_is_opened_when_the_background_attach_wins_the_race(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+):
+    engine = peer_agent.Engine(cluster.agents["a"].ready.engine, namespace=cluster.namespace)
+    session = engine._session
+
+    def none_yet():
+        """As if the thread had been the faster one, just after we looked."""
+        found = session()
+        if engine._attaching is not None:
+            engine._attaching.join()
+        return found
+
+    def work() -> None:
+        monkeypatch.setattr(engine, "_session", none_yet)
+        engine.attach(timeout_s=5)
+        monkeypatch.undo()
+        assert engine.attached
+        fingerprints = cluster.blocks.chain(2)
+        assert engine.store(fingerprints, cluster.blocks.data(fingerprints)).stored == 2
+
+    mine = mappings_of("a.arena")
+    await asyncio.to_thread(work)
+    assert cluster.agents["a"].store.sessions == 1
+    assert mappings_of("a.arena") == mine + 1
+    await asyncio.to_thread(engine.close)
+    await eventually(lambda: mappings_of("a.arena") == mine, what="nothing stays mapped")
