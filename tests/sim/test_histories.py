@@ -7,9 +7,11 @@ import subprocess
 import sys
 
 import pytest
+from click.testing import CliRunner
 
 from kvdir.core.stream import StreamCursor
 from kvdir.errors import InvalidInput
+from kvdir.testing.sim.__main__ import main
 from kvdir.testing.sim.histories import random_story, shrink, tell, verdict, violation_of
 from kvdir.testing.sim.story import Setup, Step, Story
 
@@ -88,3 +90,21 @@ def test_story_is_the_same_when_it_went_through_text() -> None:
 def test_story_is_refused_when_a_line_makes_no_sense(line: str, words: str) -> None:
     with pytest.raises(InvalidInput, match=words):
         tell(Story.parse(line))
+
+
+def test_command_says_how_it_went_when_a_seed_is_told() -> None:
+    outcome = CliRunner().invoke(main, ["--seed", "3"])
+    assert outcome.exit_code == 0
+    assert Story.parse(outcome.output) == random_story(3)
+    assert "every promise held" in outcome.output
+
+
+def test_command_fails_with_the_story_when_a_promise_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StreamCursor, "heartbeat", lambda self, last_seq, *, now_s: self._heard(now_s))
+    outcome = CliRunner().invoke(main, ["--duration-s", "60", "--seed", "0"])
+    assert outcome.exit_code == 1
+    assert violation_of(Story.parse(outcome.stdout)) is not None
+
+
+def test_command_is_refused_when_the_story_makes_no_sense() -> None:
+    assert CliRunner().invoke(main, ["--story", "-"], input="fly 0").exit_code == 2

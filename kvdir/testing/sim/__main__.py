@@ -18,19 +18,22 @@ from typing import TextIO
 import click
 
 from kvdir.errors import InvalidInput
+from kvdir.obs.logs import LogfmtFormatter
 from kvdir.testing.sim.histories import random_story, tell, verdict, violation_of
 from kvdir.testing.sim.story import Story
 
 PROGRESS_S = 5.0
 
 
-@click.command(help=__doc__)
+@click.command(help=__doc__.replace("\n    python", "\n\b\n    python", 1))
 @click.option("--seed", type=int, help="Tell the history of this seed; with --duration-s: begin with it.")
 @click.option("--story", "file", type=click.File("r"), help="Tell the story in this file.")
 @click.option("--duration-s", type=float, help="Tell random histories for so many seconds.")
 @click.option("--verbose", is_flag=True, help="Show what the daemons log.")
 def main(seed: int | None, file: TextIO | None, duration_s: float | None, verbose: bool) -> None:
-    logging.basicConfig(level=logging.INFO if verbose else logging.CRITICAL, format="%(name)s %(message)s %(fields)s")
+    lines = logging.StreamHandler()
+    lines.setFormatter(LogfmtFormatter())
+    logging.basicConfig(level=logging.INFO if verbose else logging.CRITICAL, handlers=[lines])
     try:
         if duration_s is not None:
             sys.exit(soak(duration_s, secrets.randbits(40) if seed is None else seed))
