@@ -28,6 +28,10 @@ from peer_agent.core.slot_table import SlotTable, by_width
 AGENT = 0
 """Session number of the agent's own reads from peers; its reservations have no lease, its reader always ends them."""
 
+_PRESENT, _RESERVED, _NO_SPACE, _BUSY = map(
+    int, (BlockState.PRESENT, BlockState.RESERVED, BlockState.NO_SPACE, BlockState.BUSY)
+)
+
 PEERS = -1
 """Session number under which other agents hold locks."""
 
@@ -122,21 +126,22 @@ class Inventory:
         states = bytearray(len(fingerprints))
         slots: dict[int, int] = {}
         evicted: list[bytes] = []
+        writing, find, take = self._writing, table.slot, table.take
         for position, fingerprint in enumerate(fingerprints):
-            present = table.slot(fingerprint)
-            if present is not None:
+            key = namespace_digest, fingerprint
+            if (present := find(fingerprint)) is not None:
                 table.touch(present)
-                states[position] = BlockState.PRESENT
-            elif (namespace_digest, fingerprint) in self._writing:
-                states[position] = BlockState.BUSY
-            elif (taken := table.take(fingerprint)) is None:
-                states[position] = BlockState.NO_SPACE
+                states[position] = _PRESENT
+            elif key in writing:
+                states[position] = _BUSY
+            elif (taken := take(fingerprint)) is None:
+                states[position] = _NO_SPACE
             else:
                 slots[position], gone = taken
                 if gone:
                     evicted.append(gone)
-                self._writing[namespace_digest, fingerprint] = number
-                states[position] = BlockState.RESERVED
+                writing[key] = number
+                states[position] = _RESERVED
         if slots:
             reservation = _Reservation(session, table, fingerprints, slots, now_s + lease_s)
             self._open[number] = reservation
@@ -172,9 +177,10 @@ class Inventory:
     def commit(self, reservation: int, granted: Granted, records: bytes) -> tuple[Event, ...]:
         """Makes blocks visible whose headers are written (`records`: 32 bytes each, in `granted` order)."""
         found = self._open[reservation]
-        for number, position in enumerate(granted.positions):
-            self._stop_writing(found, position)
-            found.table.commit(found.slots.pop(position), records[32 * number : 32 * number + 32])
+        found.table.commit([found.slots[position] for position in granted.positions], records)
+        for position in granted.positions:
+            del found.slots[position]
+        self._stop_writing(found, granted.fingerprints)
         self._close_if_done(reservation, found)
         return (Event.stored(Tier.CPU, granted.namespace_digest, granted.fingerprints),) if granted.positions else ()
 
@@ -187,8 +193,8 @@ class Inventory:
         if found.session != session:
             return 0
         chosen = list(found.slots) if positions is None else found.slots.keys() & set(positions)
+        self._stop_writing(found, found.fingerprints.select(chosen))
         for position in chosen:
-            self._stop_writing(found, position)
             found.table.give_back(found.slots.pop(position))
         self._close_if_done(reservation, found)
         return len(chosen)
@@ -381,13 +387,15 @@ class Inventory:
         events = tuple(Event.removed(Tier.CPU, table.namespace_digest, group) for group in by_width(found))
         return table.offsets(found.values()), events
 
-    def _stop_writing(self, reservation: _Reservation, position: int) -> None:
-        del self._writing[reservation.table.namespace_digest, reservation.fingerprints[position]]
+    def _stop_writing(self, reservation: _Reservation, fingerprints: Iterable[bytes]) -> None:
+        digest = reservation.table.namespace_digest
+        for fingerprint in fingerprints:
+            del self._writing[digest, fingerprint]
 
     def _quarantine(self, number: int) -> int:
         found = self._open.pop(number)
-        for position, slot in found.slots.items():
-            self._stop_writing(found, position)
+        self._stop_writing(found, found.fingerprints.select(found.slots))
+        for slot in found.slots.values():
             found.table.quarantine(slot)
         self._quarantined[number] = found
         return len(found.slots)

@@ -8,7 +8,8 @@
 
 Invariants (`check`): `index` holds exactly the COMMITTED slots; `recency` exactly those of them with neither lock nor pin,
 least recently used first; a slot with locks is COMMITTED or RETIRED. So an eviction takes the first of `recency` and can
-never meet a locked, pinned, reserved or quarantined slot. Pure: no clock, no I/O. All operations are O(1) per block.
+never meet a locked, pinned, reserved or quarantined slot. Pure: no clock, no I/O. All operations are O(1) per block, and lists
+of tens of thousands run in the event loop, so what is done per block is plain ints and locals.
 
 `recency` also says when each block was last used, as of `now_s`, which the inventory moves at every tick: so a block may
 seem older by one tick than it is, never younger.
@@ -31,6 +32,9 @@ class SlotState(enum.IntEnum):
     COMMITTED = 2
     RETIRED = 3
     QUARANTINED = 4
+
+
+_FREE, _RESERVED, _COMMITTED, _RETIRED, _QUARANTINED = map(int, SlotState)
 
 
 class SlotTable:
@@ -71,7 +75,7 @@ class SlotTable:
 
     def records(self, slots: Iterable[int]) -> set[bytes]:
         """Records of those of the slots that are still visible."""
-        return {self._records[slot] for slot in slots if self._states[slot] == SlotState.COMMITTED}
+        return {self._records[slot] for slot in slots if self._states[slot] == _COMMITTED}
 
     def state(self, slot: int) -> SlotState:
         return SlotState(self._states[slot])
@@ -105,31 +109,38 @@ class SlotTable:
             self.evicted += 1
         else:
             return None
-        self._move(slot, SlotState.RESERVED)
+        self._move(slot, _RESERVED)
         self._fingerprints[slot] = fingerprint
         return slot, evicted
 
-    def commit(self, slot: int, record: bytes) -> None:
-        """RESERVED -> COMMITTED: visible from now on."""
-        self._expect(slot, SlotState.RESERVED)
-        fingerprint = self._fingerprints[slot]
-        if fingerprint in self._index:
-            raise ValueError(f"block {fingerprint.hex()} is already held: commit would give it two slots")
-        self._move(slot, SlotState.COMMITTED)
-        self._records[slot] = record
-        self._index[fingerprint] = slot
-        self._recency[slot] = self.now_s
+    def commit(self, slots: Iterable[int], records: bytes) -> None:
+        """RESERVED -> COMMITTED: visible from now on. records: 32 bytes per slot. ValueError leaves that slot and the rest."""
+        states, fingerprints, known = self._states, self._fingerprints, self._records
+        index, recency, now_s, at = self._index, self._recency, self.now_s, 0
+        try:
+            for slot in slots:
+                if states[slot] != _RESERVED:
+                    self._expect(slot, SlotState.RESERVED)
+                if index.setdefault(fingerprint := fingerprints[slot], slot) != slot:
+                    raise ValueError(f"block {fingerprint.hex()} is already held: commit would give it two slots")
+                states[slot] = _COMMITTED
+                known[slot] = records[32 * at : 32 * at + 32]
+                recency[slot] = now_s
+                at += 1
+        finally:
+            self._counts[_RESERVED] -= at
+            self._counts[_COMMITTED] += at
 
     def give_back(self, slot: int) -> None:
         """RESERVED or QUARANTINED -> FREE: nobody writes to it any more."""
-        if self._states[slot] not in (SlotState.RESERVED, SlotState.QUARANTINED):
+        if self._states[slot] not in (_RESERVED, _QUARANTINED):
             self._expect(slot, SlotState.RESERVED)
         self._free_slot(slot)
 
     def quarantine(self, slot: int) -> None:
         """RESERVED -> QUARANTINED: somebody may still write to it."""
         self._expect(slot, SlotState.RESERVED)
-        self._move(slot, SlotState.QUARANTINED)
+        self._move(slot, _QUARANTINED)
         self._fingerprints[slot] = b""
 
     def discard(self, slot: int) -> None:
@@ -139,7 +150,7 @@ class SlotTable:
         self._recency.pop(slot, None)
         self._pins.pop(slot, None)
         if self._locks[slot]:
-            self._move(slot, SlotState.RETIRED)
+            self._move(slot, _RETIRED)
         else:
             self._free_slot(slot)
 
@@ -179,7 +190,7 @@ class SlotTable:
             if locks[slot]:
                 continue
             self._locked -= 1
-            if self._states[slot] == SlotState.RETIRED:
+            if self._states[slot] == _RETIRED:
                 self._free_slot(slot)
             elif slot not in pins:
                 self._recency[slot] = self.now_s
@@ -215,13 +226,13 @@ class SlotTable:
 
     # internals
 
-    def _move(self, slot: int, state: SlotState) -> None:
+    def _move(self, slot: int, state: int) -> None:
         self._counts[self._states[slot]] -= 1
         self._counts[state] += 1
         self._states[slot] = state
 
     def _free_slot(self, slot: int) -> None:
-        self._move(slot, SlotState.FREE)
+        self._move(slot, _FREE)
         self._fingerprints[slot] = b""
         self._records[slot] = ABSENT_RECORD
         self._free.append(slot)
