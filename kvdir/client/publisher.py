@@ -40,10 +40,13 @@ Dial = Callable[[], AbstractAsyncContextManager[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Intervals between connects: uniform between half and the whole of base_s * 2**failures, at most limit_s."""
+    """Intervals between connects: uniform between half and the whole of base_s * 2**failures, at most limit_s.
+
+    limit_s is one default heartbeat: a partition that heals is repaired within two, whatever the failures before.
+    """
 
     base_s: float = 0.1
-    limit_s: float = 5.0
+    limit_s: float = 1.0
 
     def interval_s(self, failures: int, rng: random.Random) -> float:
         whole_s = min(self.base_s * float(1 << min(failures, 16)), self.limit_s)

@@ -199,8 +199,9 @@ class Repair:
             self._done(now_s)
 
     def abort(self) -> None:
-        """The call ended, or the stream is fenced."""
+        """The call ended, or the stream is fenced. How long its answers took says nothing about the next one."""
         self._ask = None
+        self._patience_s = self._policy.idle_s
 
     def resume(self, now_s: float) -> None:
         """A call begins and the owner goes back to the next number by itself: as good as a replay asked for."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import pytest
 
-from kvdir.client.publisher import Backoff
 from kvdir.location import StreamState
 from kvdir.server.config import CoordinatorConfig
 from kvdir.testing import LocalCluster
@@ -197,7 +196,7 @@ def test_overflow_shows_at_once_and_is_repaired_when_40_of_55_events_are_lost(kn
 
 
 def test_stream_is_exact_within_two_heartbeats_when_a_partition_of_30_s_heals() -> None:
-    with LocalCluster(nodes=3, backoff=Backoff(limit_s=1.0)) as cluster:
+    with LocalCluster(nodes=3) as cluster:
         cluster.node(0).store(range(1000))
         settled(cluster)
         cluster.network.partition(0)
