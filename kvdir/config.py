@@ -13,7 +13,7 @@ import os
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -95,7 +95,7 @@ def load(
         if name in known:
             take(name, text, "environment", key)
         else:
-            faults.append(f"environment: unknown variable {key}{_suggest(name, known)}")
+            faults.append(f"environment: unknown variable {key}{_suggest(key, [prefix + item.upper() for item in known])}")
     for name, raw in (flags or {}).items():
         if raw is not None and raw != ():
             take(name, raw, "flag", known[name].flag)
@@ -194,8 +194,8 @@ def _number(kind: type, raw: Any) -> Any:
     return number
 
 
-def _suggest(name: str, known: Mapping[str, Setting]) -> str:
+def _suggest(name: str, known: Iterable[str]) -> str:
     import difflib
 
-    close = difflib.get_close_matches(name, known, n=1)
+    close = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(sorted(known))}"

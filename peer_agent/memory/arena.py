@@ -24,6 +24,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Self
 
+from kvdir.config import show_bytes
 from kvdir.errors import KvdirError, NoSpace
 from peer_agent.memory.layout import (
     SUPERBLOCK,
@@ -217,7 +218,7 @@ def _new_file(path: str, size: int, *, prefault: bool) -> tuple[int, mmap.mmap]:
         raise ArenaError(f"no arena in {directory}: {error.strerror}; create it or choose another arena path") from error
     free = stats.f_bavail * stats.f_frsize
     if size > free:
-        raise ArenaTooLarge(_no_room(directory, size, free))
+        raise ArenaTooLarge(no_room(directory, size, free))
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -231,15 +232,17 @@ def _new_file(path: str, size: int, *, prefault: bool) -> tuple[int, mmap.mmap]:
     except OSError as error:
         os.close(fd)
         if error.errno in (errno.ENOSPC, errno.ENOMEM):
-            raise ArenaTooLarge(_no_room(directory, size, free)) from error
+            raise ArenaTooLarge(no_room(directory, size, free)) from error
         raise ArenaError(f"cannot create an arena of {size:,} bytes at {path}: {error.strerror}") from error
     return fd, mapping
 
 
-def _no_room(directory: str, size: int, free: int) -> str:
+def no_room(directory: str, size: int, free: int) -> str:
+    """Why an arena of `size` bytes is refused, and what to do."""
     return (
-        f"an arena of {size:,} bytes does not fit: {free:,} bytes are free in {directory}; "
-        f"configure a smaller arena, free memory there, or enlarge it (docker: --shm-size, Kubernetes: emptyDir sizeLimit)"
+        f"an arena of {size:,} bytes does not fit: {free:,} bytes are free in {directory} "
+        f"({show_bytes(size)} against {show_bytes(free)}); configure a smaller arena, "
+        "free memory there, or enlarge it (docker: --shm-size, Kubernetes: emptyDir sizeLimit)"
     )
 
 

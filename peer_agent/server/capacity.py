@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvdir.errors import NoSpace
+from peer_agent.memory.arena import no_room
 from peer_agent.memory.slots import ArenaPlan, ClassRequest, plan_classes
 from peer_agent.server.namespaces import Served
 
@@ -34,10 +35,7 @@ def refuse_without_room(path: str, arena_bytes: int) -> int:
     stats = os.statvfs(directory)
     free_bytes = stats.f_bavail * stats.f_frsize
     if arena_bytes > free_bytes:
-        raise NoSpace(
-            f"an arena of {arena_bytes:,} bytes does not fit: {free_bytes:,} bytes are free in {directory}; "
-            "lower arena_bytes, free memory there, or enlarge it (docker: --shm-size, Kubernetes: emptyDir sizeLimit)"
-        )
+        raise NoSpace(no_room(directory, arena_bytes, free_bytes))
     return free_bytes
 
 
