@@ -111,6 +111,7 @@ class Attachment:
         self._lock = threading.Lock()
         self._copies = 0
         self._stores = 0
+        self._present = False  # the presence lock is held
         self._closed = False
         if (self._arena.arena_id, self._arena.epoch) != (answer.arena_id, answer.epoch):
             self._arena.close()
@@ -136,6 +137,7 @@ class Attachment:
         finally:
             with self._lock:
                 self._copies -= 1
+                self._leave_if_quiet()
                 last = self._closed and not self._copies
             if last:
                 self._arena.close()
@@ -158,7 +160,7 @@ class Attachment:
         with self._lock:
             if self._closed:
                 raise Unavailable("the session with the agent has ended")
-            if not self._stores:
+            if not self._present:
                 self._take_presence()
             self._stores += 1
         try:
@@ -166,14 +168,20 @@ class Attachment:
         finally:
             with self._lock:
                 self._stores -= 1
-                if not self._stores and not self._closed:  # a closed arena has given it back, with the file
-                    presence.release(self._arena.fd, self.session)
+                self._leave_if_quiet()
 
     def _take_presence(self) -> None:
         try:
             presence.hold(self._arena.fd, self.session)
         except OSError as error:
             raise Unavailable(f"cannot lock the arena {self._arena.path} for writing: {error}") from error
+        self._present = True
+
+    def _leave_if_quiet(self) -> None:
+        """With the lock held. A copy may outlast its store: a thread goes on when its event loop is torn down."""
+        if self._present and not self._stores and not self._copies and not self._closed:  # closing gives it back as well
+            presence.release(self._arena.fd, self.session)
+            self._present = False
 
     def reserve_request(self, fingerprints: Fingerprints, *, lease_s: float) -> engine_pb2.ReserveRequest:
         return engine_pb2.ReserveRequest(

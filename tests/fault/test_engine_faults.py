@@ -17,6 +17,8 @@ import peer_agent
 from kvdir.testing.wait import eventually
 from peer_agent.client import aio
 from peer_agent.core.effects import LoadStatus
+from peer_agent.memory import presence
+from peer_agent.memory.arena import Arena
 from peer_agent.server.engine_service import EngineService
 from peer_agent.testing import LocalCluster, local_cluster, sample_namespace
 
@@ -68,6 +70,26 @@ async def test_slots_come_back_to_an_attached_engine_when_the_answer_to_reserve_
     await eventually(lambda: occupancy(cluster).free == 14, within_s=3, what="slots nobody knows of are free again")
     assert engine.attached
     assert (await engine.store(fingerprints, cluster.blocks.data(fingerprints), deadline_s=5)).stored == 14
+
+
+async def test_presence_stays_as_long_as_a_copy_runs_when_its_store_was_torn_down(cluster: LocalCluster):
+    attachment = (await cluster.engine("a"))._session()
+    assert attachment is not None
+    with Arena.open(cluster.agents["a"].ready.arena, writable=True) as arena:
+
+        def writing() -> bool:
+            return presence.is_held(arena.fd, attachment.session)
+
+        assert not writing()
+        copy = attachment._in_use()
+        with attachment.storing():
+            assert writing()
+            copy.__enter__()
+        assert writing()
+        with attachment.storing():
+            assert writing()
+        copy.__exit__(None, None, None)
+        assert not writing()
 
 
 # time
