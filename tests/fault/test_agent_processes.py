@@ -273,6 +273,23 @@ async def test_slots_of_a_stopped_engine_are_not_reused_until_it_has_finished(cl
         assert result.hits == 6
 
 
+async def test_store_ends_by_its_deadline_and_slots_come_back_when_the_agent_was_stopped(cluster: Cluster):
+    await cluster.start_agent("owner", "127.0.0.1:1", "--arena-bytes", "8MiB")
+    engine = await cluster.engine("owner")
+    fingerprints = cluster.blocks.chain(6)
+    data = cluster.blocks.data(fingerprints)
+    os.kill(cluster.children["owner"].pid, signal.SIGSTOP)
+    began_s = time.monotonic()
+    result = await engine.store(fingerprints, data, deadline_s=0.3)
+    assert time.monotonic() - began_s < 0.3 + SLACK_S
+    assert (result.stored, bool(result.reason)) == (0, True)
+    os.kill(cluster.children["owner"].pid, signal.SIGCONT)  # it may grant slots now, to a call that nobody waits for
+    await cluster.wait_inventory("owner", lambda held: held.reserved == held.quarantined == held.committed == 0)
+    assert (await engine.store(fingerprints, data, deadline_s=5)).stored == 6
+    result, _ = await timed_load(engine, cluster.blocks, fingerprints, deadline_s=2)
+    assert result.hits == 6
+
+
 def run_agent(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "peer_agent", "serve", "--http-listen", "", "--listen", "127.0.0.1:0", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
