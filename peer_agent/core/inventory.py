@@ -14,15 +14,14 @@ Does not: touch memory, publish, or know transports (peer_agent/server/store.py 
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 
 from kvdir.core.event import Event
 from kvdir.errors import InvalidInput, UnknownNamespace
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import Tier
 from peer_agent.core.effects import BlockState, Ended, Granted, Locked, Occupancy, Reserved
+from peer_agent.core.leases import Ends, Lock, Reservation, Session
 from peer_agent.core.slot_table import SlotTable, by_width
 
 AGENT = 0
@@ -36,50 +35,26 @@ PEERS = -1
 """Session number under which other agents hold locks."""
 
 
-@dataclass(slots=True)
-class _Reservation:
-    session: int
-    table: SlotTable
-    fingerprints: Fingerprints
-    slots: dict[int, int]  # position in the list -> slot; granted and not yet committed or given back
-    expires_s: float
-
-
-@dataclass(slots=True)
-class _Lock:
-    session: int
-    table: SlotTable
-    slots: list[int]
-    expires_s: float
-
-
-@dataclass(slots=True)
-class _Session:
-    reservations: set[int] = field(default_factory=set)
-    locks: set[int] = field(default_factory=set)
-    ended: bool = False
-
-
 class Inventory:
     """See the module docstring. All times are the caller's monotonic seconds."""
 
     def __init__(self, tables: Iterable[SlotTable], *, new_id: Callable[[], int]) -> None:
         self._tables = {table.namespace_digest: table for table in tables}
         self._new_id = new_id
-        self._open: dict[int, _Reservation] = {}
-        self._quarantined: dict[int, _Reservation] = {}
+        self._open: dict[int, Reservation] = {}
+        self._quarantined: dict[int, Reservation] = {}
         self._writing: dict[tuple[bytes, bytes], int] = {}
-        self._locks: dict[int, _Lock] = {}
-        self._sessions: dict[int, _Session] = {AGENT: _Session(), PEERS: _Session()}
-        self._lock_ends: list[tuple[float, int]] = []
-        self._reservation_ends: list[tuple[float, int]] = []
-        self._pin_ends: list[tuple[float, bytes, int]] = []
+        self._locks: dict[int, Lock] = {}
+        self._sessions: dict[int, Session] = {AGENT: Session(), PEERS: Session()}
+        self._lock_ends = Ends[int]()
+        self._reservation_ends = Ends[int]()
+        self._pin_ends = Ends[tuple[bytes, int]]()
 
     # sessions
 
     def open_session(self, session: int) -> None:
         """Registers a writer and reader. Numbers are never reused by the caller."""
-        self._sessions[session] = _Session()
+        self._sessions[session] = Session()
 
     def end_session(self, session: int, *, writing: bool) -> None:
         """Ends its locks; its reservations are freed, or quarantined if it may still be `writing` (see settle_session)."""
@@ -143,11 +118,11 @@ class Inventory:
                 writing[key] = number
                 states[position] = _RESERVED
         if slots:
-            reservation = _Reservation(session, table, fingerprints, slots, now_s + lease_s)
+            reservation = Reservation(session, table, fingerprints, slots, now_s + lease_s)
             self._open[number] = reservation
             state.reservations.add(number)
             if session != AGENT:
-                heapq.heappush(self._reservation_ends, (reservation.expires_s, number))
+                self._reservation_ends.push(reservation.expires_s, number)
         return Reserved(
             reservation=number if slots else 0,
             states=bytes(states),
@@ -242,9 +217,9 @@ class Inventory:
         if not slots:
             return Locked(0, records, 0, expires_s)
         number = self._new_id()
-        self._locks[number] = _Lock(session, table, slots, expires_s)
+        self._locks[number] = Lock(session, table, slots, expires_s)
         state.locks.add(number)
-        heapq.heappush(self._lock_ends, (expires_s, number))
+        self._lock_ends.push(expires_s, number)
         return Locked(number, records, len(slots), expires_s)
 
     def unlock(self, locks: Iterable[int], *, session: int) -> Ended:
@@ -267,7 +242,7 @@ class Inventory:
                 table.unpin(slot)
                 continue
             table.pin(slot, now_s + pin_s)
-            heapq.heappush(self._pin_ends, (now_s + pin_s, namespace_digest, slot))
+            self._pin_ends.push(now_s + pin_s, (namespace_digest, slot))
         return len(slots)
 
     def evict(
@@ -294,14 +269,12 @@ class Inventory:
         for table in self._tables.values():
             table.now_s = now_s
         revoked: list[int] = []
-        while self._lock_ends and self._lock_ends[0][0] <= now_s:
-            revoked += self._end_locks([heapq.heappop(self._lock_ends)[1]])
-        while self._reservation_ends and self._reservation_ends[0][0] <= now_s:
-            number = heapq.heappop(self._reservation_ends)[1]
+        for number in self._lock_ends.due(now_s):
+            revoked += self._end_locks([number])
+        for number in self._reservation_ends.due(now_s):
             if number in self._open:
                 self._quarantine(number)
-        while self._pin_ends and self._pin_ends[0][0] <= now_s:
-            _, digest, slot = heapq.heappop(self._pin_ends)
+        for digest, slot in self._pin_ends.due(now_s):
             self._tables[digest].unpin(slot, now_s=now_s)
         self._compact_ends()
         return Ended(tuple(revoked))
@@ -314,6 +287,11 @@ class Inventory:
 
     def occupancy(self) -> tuple[Occupancy, ...]:
         return tuple(table.occupancy() for table in self._tables.values())
+
+    def oldest_use_s(self, now_s: float) -> float:
+        """Since the block that would be evicted next was last used, the oldest of all classes; 0 when none would be."""
+        used_s = [table.next_used_s for table in self._tables.values() if table.next_used_s is not None]
+        return max(0.0, now_s - min(used_s)) if used_s else 0.0
 
     @property
     def locks(self) -> int:
@@ -360,25 +338,22 @@ class Inventory:
             raise UnknownNamespace(f"namespace {namespace_digest.hex()[:16]} is not configured on this node")
         return table
 
-    def _session(self, session: int) -> _Session:
+    def _session(self, session: int) -> Session:
         state = self._sessions.get(session)
         if state is None or state.ended:
             raise InvalidInput(f"session {session} is not attached: the agent restarted or the session ended; attach again")
         return state
 
     def _compact_ends(self) -> None:
-        """What ended before its time leaves an entry behind; keeps the heaps proportional to what they are about."""
-        if len(self._lock_ends) > 2 * len(self._locks) + 1024:
-            self._lock_ends = [(found.expires_s, number) for number, found in self._locks.items()]
-            heapq.heapify(self._lock_ends)
-        if len(self._reservation_ends) > 2 * len(self._open) + 1024:
-            open_ = self._open.items()
-            self._reservation_ends = [(found.expires_s, number) for number, found in open_ if found.session != AGENT]
-            heapq.heapify(self._reservation_ends)
-        if len(self._pin_ends) > 2 * sum(table.pinned for table in self._tables.values()) + 1024:
-            pins = ((digest, pin) for digest, table in self._tables.items() for pin in table.pins())
-            self._pin_ends = [(until_s, digest, slot) for digest, (slot, until_s) in pins]
-            heapq.heapify(self._pin_ends)
+        locks, open_, tables = self._locks, self._open, self._tables
+        self._lock_ends.compact(len(locks), lambda: ((found.expires_s, number) for number, found in locks.items()))
+        self._reservation_ends.compact(
+            len(open_), lambda: ((found.expires_s, number) for number, found in open_.items() if found.session != AGENT)
+        )
+        self._pin_ends.compact(
+            sum(table.pinned for table in tables.values()),
+            lambda: ((until_s, (digest, slot)) for digest, table in tables.items() for slot, until_s in table.pins()),
+        )
 
     def _discard(self, table: SlotTable, fingerprints: Iterable[bytes]) -> tuple[bytes, tuple[Event, ...]]:
         found = {fingerprint: slot for fingerprint in fingerprints if (slot := table.slot(fingerprint)) is not None}
@@ -387,7 +362,7 @@ class Inventory:
         events = tuple(Event.removed(Tier.CPU, table.namespace_digest, group) for group in by_width(found))
         return table.offsets(found.values()), events
 
-    def _stop_writing(self, reservation: _Reservation, fingerprints: Iterable[bytes]) -> None:
+    def _stop_writing(self, reservation: Reservation, fingerprints: Iterable[bytes]) -> None:
         digest = reservation.table.namespace_digest
         for fingerprint in fingerprints:
             del self._writing[digest, fingerprint]
@@ -400,12 +375,12 @@ class Inventory:
         self._quarantined[number] = found
         return len(found.slots)
 
-    def _close_if_done(self, number: int, found: _Reservation) -> None:
+    def _close_if_done(self, number: int, found: Reservation) -> None:
         if not found.slots:
             del self._open[number]
             self._forget_reservation(number, found)
 
-    def _forget_reservation(self, number: int, found: _Reservation) -> None:
+    def _forget_reservation(self, number: int, found: Reservation) -> None:
         state = self._sessions.get(found.session)
         if state is not None:
             state.reservations.discard(number)

@@ -163,6 +163,11 @@ class SlotTable:
             found.append(self._fingerprints[slot])
         return found
 
+    @property
+    def next_used_s(self) -> float | None:
+        """When the block that would be evicted next was last used; None when none would be."""
+        return next(iter(self._recency.values()), None)
+
     # readers
 
     def lock(self, fingerprints: Iterable[bytes]) -> tuple[list[int], bytes]:
