@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,7 +13,7 @@ from kvdir.config import show_bytes
 
 if TYPE_CHECKING:
     from kvdir.client.sync import Client
-    from kvdir.core.views import HoldingView, NodeView, SumsView, TotalView
+    from kvdir.core.views import HoldingView, LoadView, NodeView, SumsView, TotalView
 
 
 @click.command()
@@ -37,6 +38,7 @@ def trust(client: Client, require: bool, output: str) -> None:
         "confirmed": {view.trust.node: round(view.trust.confirmed, 4) for view in views},
         "figures": [{"node": view.trust.node, **holding_document(holding)} for view, holding in figures],
         "sums": [_sum_document(total) for total in sums.totals],
+        "loads": [_load_document(load) for load in sums.loads],
     }
     emit(document, lambda: _trust_view(figures, unsynced, sums), output=output)
     if require and not document["views_trusted"]:
@@ -57,6 +59,31 @@ def _sum_document(total: TotalView) -> dict[str, Any]:
         "trusted": total.blocks.trusted,
         "reason": total.blocks.reason,
     }
+
+
+def _load_document(load: LoadView) -> dict[str, Any]:
+    return {
+        "node": load.node,
+        "used_bytes": load.used_bytes.value,
+        "capacity_bytes": load.capacity_bytes.value,
+        "oldest_use_ms": load.oldest_use_ms.value,
+        "read_bytes_per_s": load.read_bytes_per_s.value,
+        "age_s": round(max(0.0, time.monotonic() - load.used_bytes.as_of_s), 3),
+    }
+
+
+def _loads_table(sums: SumsView) -> object:
+    """Convergent figures: usable at any time, newer ones replace older ones."""
+    rows = [
+        (
+            load.node,
+            f"{show_bytes(load.used_bytes.value)} / {show_bytes(load.capacity_bytes.value)}",
+            f"{load.oldest_use_ms.value / 1000:.1f} s ago" if load.oldest_use_ms.value else "-",
+            f"{show_bytes(load.read_bytes_per_s.value)}/s" if load.read_bytes_per_s.value else "-",
+        )
+        for load in sums.loads
+    ]
+    return table(["node says", "used / capacity #", "would evict, last used #", "reads from peers #"], rows)
 
 
 def _sums_table(sums: SumsView) -> object:
@@ -93,4 +120,4 @@ def _trust_view(figures: list[tuple[NodeView, HoldingView]], unsynced: list[Node
     heads = ["node", "namespace", "tier", "blocks #", "confirmed #", "owner says #", "trusted", "why not"]
     silent = ", ".join(f"{view.trust.node} ({view.trust.reason})" for view in unsynced)
     caption = f"not synced: {silent}" if silent else "every stream is synced"
-    return stack(table(heads, rows, caption=caption), _sums_table(sums))
+    return stack(table(heads, rows, caption=caption), _sums_table(sums), _loads_table(sums))

@@ -92,11 +92,15 @@ class HeartbeatFigures:
     """What the agent adds to a heartbeat.
 
     counts: complete (what is not named is not held), as of the outbox's `last_seq` at the moment of the call; None: not stated.
+    oldest_use_ms: since the block that would be evicted next was last used; 0: none would be. read_bytes_per_s: rate of the
+    newest reads from peers; 0: none yet.
     """
 
     used_bytes: int = 0
     capacity_bytes: int = 0
     counts: tuple[OwnerCount, ...] | None = None
+    oldest_use_ms: int = 0
+    read_bytes_per_s: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,8 @@ def sums_view(directory: Directory, *, now_s: float) -> SumsView:
                 stream.node,
                 Convergent(stream.figures.used_bytes, stream.heartbeat_s),
                 Convergent(stream.figures.capacity_bytes, stream.heartbeat_s),
+                Convergent(stream.figures.oldest_use_ms, stream.heartbeat_s),
+                Convergent(stream.figures.read_bytes_per_s, stream.heartbeat_s),
             )
             for stream in sorted(streams, key=lambda stream: stream.node)
         ),

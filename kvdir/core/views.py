@@ -68,6 +68,8 @@ class LoadView:
     node: str
     used_bytes: Convergent
     capacity_bytes: Convergent
+    oldest_use_ms: Convergent
+    read_bytes_per_s: Convergent
 
 
 @dataclass(frozen=True, slots=True)

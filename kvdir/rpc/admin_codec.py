@@ -117,6 +117,8 @@ def encode_sums(view: SumsView, *, now_s: float) -> admin_pb2.ViewsResponse:
                 node=item.node,
                 used_bytes=_encode_convergent(item.used_bytes, now_s=now_s),
                 capacity_bytes=_encode_convergent(item.capacity_bytes, now_s=now_s),
+                oldest_use_ms=_encode_convergent(item.oldest_use_ms, now_s=now_s),
+                read_bytes_per_s=_encode_convergent(item.read_bytes_per_s, now_s=now_s),
             )
             for item in view.loads
         ],
@@ -141,6 +143,8 @@ def decode_sums(response: admin_pb2.ViewsResponse, *, now_s: float) -> SumsView:
                 item.node,
                 _decode_convergent(item.used_bytes, now_s=now_s),
                 _decode_convergent(item.capacity_bytes, now_s=now_s),
+                _decode_convergent(item.oldest_use_ms, now_s=now_s),
+                _decode_convergent(item.read_bytes_per_s, now_s=now_s),
             )
             for item in response.loads
         ),

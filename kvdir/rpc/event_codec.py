@@ -75,7 +75,13 @@ def encode_chunk(epoch: int, chunk: SnapshotChunk) -> events_pb2.PublishRequest:
 
 def decode_heartbeat(heartbeat: events_pb2.Heartbeat) -> Heartbeat:
     counts = tuple(OwnerCount(count.namespace_digest, count.tier, count.blocks, count.digest) for count in heartbeat.counts)
-    figures = HeartbeatFigures(heartbeat.used_bytes, heartbeat.capacity_bytes, counts if heartbeat.counted else None)
+    figures = HeartbeatFigures(
+        heartbeat.used_bytes,
+        heartbeat.capacity_bytes,
+        counts if heartbeat.counted else None,
+        heartbeat.oldest_use_ms,
+        heartbeat.read_bytes_per_s,
+    )
     return Heartbeat(heartbeat.last_seq, figures, heartbeat.dropped_events)
 
 
@@ -98,6 +104,8 @@ def encode_heartbeat(epoch: int, heartbeat: Heartbeat) -> events_pb2.PublishRequ
                 for count in figures.counts or ()
             ],
             counted=figures.counts is not None,
+            oldest_use_ms=figures.oldest_use_ms,
+            read_bytes_per_s=figures.read_bytes_per_s,
         )
     )
 

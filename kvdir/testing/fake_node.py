@@ -139,7 +139,9 @@ class FakeNode:
     def _heartbeat(self) -> HeartbeatFigures:
         counts = tuple(OwnerCount(self.digest, tier, len(blocks)) for tier, blocks in self.held.items() if blocks)
         used_bytes = sum(count.blocks for count in counts) * self.namespace.block_bytes
-        return HeartbeatFigures(used_bytes=used_bytes, capacity_bytes=2**30, counts=counts)
+        return HeartbeatFigures(
+            used_bytes=used_bytes, capacity_bytes=2**30, counts=counts, oldest_use_ms=1500, read_bytes_per_s=2**20
+        )
 
     def _evict(self, request: EvictRequest) -> EvictResult:
         """Evicts in any order: a fake has no recency. The floor holds."""

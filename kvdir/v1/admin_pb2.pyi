@@ -200,14 +200,18 @@ class TotalView(_message.Message):
     def __init__(self, scope: _Optional[_Union[ViewScope, str]] = ..., subject: _Optional[str] = ..., blocks: _Optional[_Union[_common_pb2.CumulativeFigure, _Mapping]] = ..., bytes: _Optional[_Union[_common_pb2.CumulativeFigure, _Mapping]] = ...) -> None: ...
 
 class LoadView(_message.Message):
-    __slots__ = ("node", "used_bytes", "capacity_bytes")
+    __slots__ = ("node", "used_bytes", "capacity_bytes", "oldest_use_ms", "read_bytes_per_s")
     NODE_FIELD_NUMBER: _ClassVar[int]
     USED_BYTES_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_USE_MS_FIELD_NUMBER: _ClassVar[int]
+    READ_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     node: str
     used_bytes: _common_pb2.ConvergentFigure
     capacity_bytes: _common_pb2.ConvergentFigure
-    def __init__(self, node: _Optional[str] = ..., used_bytes: _Optional[_Union[_common_pb2.ConvergentFigure, _Mapping]] = ..., capacity_bytes: _Optional[_Union[_common_pb2.ConvergentFigure, _Mapping]] = ...) -> None: ...
+    oldest_use_ms: _common_pb2.ConvergentFigure
+    read_bytes_per_s: _common_pb2.ConvergentFigure
+    def __init__(self, node: _Optional[str] = ..., used_bytes: _Optional[_Union[_common_pb2.ConvergentFigure, _Mapping]] = ..., capacity_bytes: _Optional[_Union[_common_pb2.ConvergentFigure, _Mapping]] = ..., oldest_use_ms: _Optional[_Union[_common_pb2.ConvergentFigure, _Mapping]] = ..., read_bytes_per_s: _Optional[_Union[_common_pb2.ConvergentFigure, _Mapping]] = ...) -> None: ...
 
 class StoryRequest(_message.Message):
     __slots__ = ("node", "fingerprint", "max_entries")

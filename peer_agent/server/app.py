@@ -288,6 +288,7 @@ class Agent:
             identity,
             outbox,
             self.store,
+            read_bytes_per_s=lambda: self.reader.counters.read_bytes_per_s,
             loss=self.config.event_loss,
             rng=random.Random(self.epoch),
         )

@@ -41,6 +41,7 @@ class ReaderCounters:
     refused: int = 0
     blocks: dict[LoadStatus, int] = field(default_factory=lambda: dict.fromkeys(LoadStatus, 0))
     peer_bytes: int = 0
+    read_bytes_per_s: float = 0.0  # of the newest reads from peers, smoothed; a convergent figure
     directory_failures: int = 0
     peer_failures: int = 0
     stale_reported: int = 0

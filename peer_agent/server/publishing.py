@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from kvdir.client.publisher import Publisher, PublisherIdentity, PublisherStats
 from kvdir.core.event import Event, EvictRequest, EvictResult, HeartbeatFigures, OwnerCount
@@ -34,10 +34,12 @@ class Publishing:
         outbox: OwnerOutbox,
         store: Store,
         *,
+        read_bytes_per_s: Callable[[], float],
         loss: float,
         rng: random.Random,
     ) -> None:
         self._store = store
+        self._read_bytes_per_s = read_bytes_per_s
         self._outbox = outbox
         self._node = identity.node
         self._publishers = [
@@ -145,4 +147,6 @@ class Publishing:
             used_bytes=sum(item.committed * item.block_bytes for item in occupancy),
             capacity_bytes=sum(item.slots * item.block_bytes for item in occupancy),
             counts=tuple(OwnerCount(item.namespace_digest, Tier.CPU, item.committed) for item in occupancy),
+            oldest_use_ms=int(1000 * self._store.oldest_use_s()),
+            read_bytes_per_s=int(self._read_bytes_per_s()),
         )

@@ -34,6 +34,9 @@ from peer_agent.server.tasks import OwnedTasks
 
 log = logging.getLogger(__name__)
 
+RATE_WEIGHT = 0.2
+"""Of the newest read in the smoothed rate."""
+
 LEASE_MARGIN_S = 1.0
 """A peer's lock outlives our deadline by this, so that it never ends before a read that is in time."""
 
@@ -234,6 +237,9 @@ class Reader:
     def _count(self, load: Load) -> None:
         self.counters.loads += 1
         self.counters.peer_bytes += load.peer_bytes
+        if load.peer_bytes and load.read_s > 0:
+            rate, known = load.peer_bytes / load.read_s, self.counters.read_bytes_per_s
+            self.counters.read_bytes_per_s = known + RATE_WEIGHT * (rate - known) if known else rate
         results = load.plan.results
         for status in LoadStatus:
             self.counters.blocks[status] += results.count(status)

@@ -230,6 +230,10 @@ class Store:
     def occupancy(self) -> tuple[Occupancy, ...]:
         return self._inventory.occupancy()
 
+    def oldest_use_s(self) -> float:
+        """See Inventory.oldest_use_s."""
+        return self._inventory.oldest_use_s(self._clock())
+
     @property
     def locks(self) -> int:
         return self._inventory.locks

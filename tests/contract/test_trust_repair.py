@@ -96,6 +96,8 @@ async def test_sums_are_trusted_only_when_every_contributing_stream_is_whole() -
             (ViewScope.TENANT, "none"): 14,
         }
         assert [load.node for load in sums.loads] == ["n1", "n2"]
+        assert [load.oldest_use_ms.value for load in sums.loads] == [1500, 1500]
+        assert [load.read_bytes_per_s.value for load in sums.loads] == [2**20, 2**20]
         async with publishing(served) as call:  # a third node of the namespace, of which something is missing
             await said(call, "welcome")
             await call.write(events_pb2.PublishRequest(heartbeat=events_pb2.Heartbeat(epoch=7, last_seq=3)))

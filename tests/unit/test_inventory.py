@@ -63,6 +63,17 @@ def test_least_recently_used_goes_first_when_full():
     assert held.present(DIGEST, blocks(1, 2, 3, 4)) == b"\1\0\1\1"
 
 
+def test_oldest_use_is_that_of_the_block_that_would_be_evicted_next():
+    held = inventory(3)
+    assert held.oldest_use_s(5.0) == 0.0
+    store(held, 1)
+    held.tick(10.0)
+    store(held, 2)
+    assert held.oldest_use_s(12.0) == 12.0
+    lock(held, 1)  # nobody may evict it now
+    assert held.oldest_use_s(12.0) == 2.0
+
+
 def test_no_space_when_everything_is_locked_or_pinned():
     held = inventory(2)
     store(held, 1, 2)

@@ -77,7 +77,7 @@ def test_unknown_kind_and_tier_arrive_as_numbers_when_newer_than_we_are() -> Non
 
 def test_heartbeat_and_chunk_are_the_same_when_decoded() -> None:
     for counts in (None, (), (OwnerCount(DIGEST, Tier.CPU, 4),)):
-        heartbeat = Heartbeat(9, HeartbeatFigures(1, 2, counts), 3)
+        heartbeat = Heartbeat(9, HeartbeatFigures(1, 2, counts, 7, 8), 3)
         assert event_codec.decode_heartbeat(event_codec.encode_heartbeat(5, heartbeat).heartbeat) == heartbeat
     entry = Event(EventKind.STORED, Tier.CPU, DIGEST, bytes(16), 16)
     chunk = SnapshotChunk(1, 2, 3, (entry,), last=True, total_blocks=1)
