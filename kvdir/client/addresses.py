@@ -6,7 +6,7 @@ doubles with each failure, and tried again when nothing better is left. One that
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from kvdir.errors import InvalidInput
 
@@ -33,6 +33,18 @@ class Addresses:
     def order(self, *, now_s: float) -> list[str]:
         """In which order to try them now."""
         return sorted(self._order, key=lambda item: self._shunned_until_s.get(item, 0.0) > now_s)
+
+    def shares(self, end_s: float, *, clock: Callable[[], float]) -> Iterator[tuple[str, float]]:
+        """In that order, each with the moment until which it may take: one that hangs leaves the others their share.
+
+        Ends early when `end_s` has passed. clock: monotonic seconds.
+        """
+        order = self.order(now_s=clock())
+        for tried, address in enumerate(order):
+            now_s = clock()
+            if tried and now_s >= end_s:
+                return
+            yield address, now_s + (end_s - now_s) / (len(order) - tried)
 
     def failed(self, address: str, *, now_s: float) -> None:
         failures = self._failures[address] = self._failures.get(address, 0) + 1

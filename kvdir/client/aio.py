@@ -138,14 +138,12 @@ class DirectoryClient:
     async def _call(self, call: Call[AnswerT], deadline_s: float | None) -> AnswerT:
         end_s = time.monotonic() + (self._deadline_s if deadline_s is None else deadline_s)
         failure: KvdirError | None = None
-        for address in self._addresses.order(now_s=time.monotonic()):
+        for address, until_s in self._addresses.shares(end_s, clock=time.monotonic):
             try:
-                answer = await self._try(call, address, end_s)
-            except Unavailable as error:
+                answer = await self._try(call, address, until_s)
+            except (Unavailable, DeadlineExceeded) as error:
                 failure = error
                 self._addresses.failed(address, now_s=time.monotonic())
-                if time.monotonic() >= end_s:
-                    break
             else:
                 self._addresses.answered(address)
                 return answer

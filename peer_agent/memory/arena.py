@@ -21,11 +21,13 @@ import fcntl
 import mmap
 import os
 import secrets
+from array import array
 from collections.abc import Sequence
 from typing import Self
 
 from kvdir.config import show_bytes
 from kvdir.errors import KvdirError, NoSpace
+from peer_agent import _native
 from peer_agent.memory.layout import (
     SUPERBLOCK,
     SUPERBLOCK_BYTES,
@@ -208,6 +210,21 @@ def _mark_closed(path: str, fd: int) -> None:
     except ValueError as error:
         raise ArenaError(f"{path} exists and is no arena ({error}); remove it or choose another arena path") from error
     os.pwrite(fd, bytes(8), _EPOCH_AT)
+    _give_back(fd)
+
+
+def _give_back(fd: int) -> None:
+    """Frees the memory of a dead owner's slots now: who still maps the file would keep it, and there may be no room for two.
+
+    Every generation goes odd before the first page goes, so a reader in the middle of a copy finds it torn, never zeros.
+    """
+    size = os.fstat(fd).st_size
+    with contextlib.suppress(ValueError, OSError), mmap.mmap(fd, size) as mapping:  # damaged, or a file system without holes
+        with memoryview(mapping) as region:
+            for item in unpack_superblock(region[:SUPERBLOCK_BYTES].tobytes()).classes:
+                ends = item.first + item.slots * item.stride
+                _native.begin_write(region, array("Q", range(item.first, ends, item.stride)).tobytes())
+        mapping.madvise(mmap.MADV_REMOVE, SUPERBLOCK_BYTES, size - SUPERBLOCK_BYTES)
 
 
 def _new_file(path: str, size: int, *, prefault: bool) -> tuple[int, mmap.mmap]:

@@ -23,7 +23,7 @@ class PlaneOptions:
     listen_host: str = "127.0.0.1"
     port: int = 0
     advertise_host: str = ""
-    read_threads: int = 4
+    read_threads: int = 16
     connections_per_peer: int = 2
     max_connections: int = 256
     verify_shm: bool = False

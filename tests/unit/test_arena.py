@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import stat
 import subprocess
@@ -146,3 +147,25 @@ def test_owner_leaves_a_successor_alone_when_it_closes_late(tmp_path: Path) -> N
     with Arena.create(path, CLASSES, epoch=6):
         first.close()
         assert Arena.open(path, writable=False).epoch == 6
+
+
+def test_memory_of_a_dead_owner_is_free_before_the_new_arena_is_made_although_somebody_maps_it(tmp_path: Path) -> None:
+    """Or an arena of more than half the memory could not be restarted."""
+    path = tmp_path / "arena"
+    _die_with_an_arena(path)
+    with Arena.open(path, writable=True) as old:
+        first = old.classes[0].first.to_bytes(8, "little")
+        _native.begin_write(old.region, first)
+        old.region[old.classes[0].first + 128 : old.classes[0].end] = b"x" * (old.classes[0].end - old.classes[0].first - 128)
+        record = _native.commit(old.region, first, b"a" * 32, bytes(32), 32, 1000, None)
+        before = os.fstat(old.fd).st_blocks
+        with Arena.create(path, CLASSES, epoch=6):
+            assert os.fstat(old.fd).st_blocks * 512 <= 2 * SUPERBLOCK_BYTES < before * 512
+            into = bytearray(1000)
+            address = _address(into).to_bytes(8, "little")
+            status = _native.read_blocks(old.region, record, b"a" * 32, bytes(32), 32, address, False)
+            assert status != b"\0", "zeros are nobody's block"
+
+
+def _address(buffer: bytearray) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
