@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import hashlib
 import json
 import re
@@ -203,7 +204,7 @@ class Namespace:
     @property
     def digest(self) -> bytes:
         """32 bytes: BLAKE2b-256 of the canonical form (RFC 7693)."""
-        return hashlib.blake2b(self.canonical().encode(), digest_size=32, person=b"kvdir-namespace").digest()
+        return _digest_of(self)
 
     @property
     def block_bytes(self) -> int:
@@ -246,6 +247,12 @@ _MEANING = {
     "hash_seed": "fingerprints are computed differently and can never match; for vLLM set the same PYTHONHASHSEED everywhere",
     "adapter": "another LoRA adapter",
 }
+
+
+@functools.lru_cache(maxsize=256)
+def _digest_of(namespace: Namespace) -> bytes:
+    """Once per namespace: it is asked for in every call, and costs more than many of them."""
+    return hashlib.blake2b(namespace.canonical().encode(), digest_size=32, person=b"kvdir-namespace").digest()
 
 
 def salt_digest(salt: bytes | str) -> str:

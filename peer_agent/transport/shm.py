@@ -76,10 +76,12 @@ class ShmTransport:
 
     async def connect(self, descriptor: bytes, *, deadline_s: float) -> ShmConnection:
         wanted = _Descriptor.parse(descriptor)
+        opening = asyncio.get_running_loop().run_in_executor(None, _open_peer, wanted)
         try:
             async with asyncio.timeout(deadline_s):
-                peer = await asyncio.to_thread(_open_peer, wanted)
+                peer = await asyncio.shield(opening)
         except TimeoutError:
+            opening.add_done_callback(_close_late)
             raise ConnectionError(f"could not map {wanted.path} in time; is this node overloaded?") from None
         connection = ShmConnection(self._arena, peer, self._movers, inline=self._inline, check=self._check)
         self._connections.add(connection)
@@ -183,6 +185,12 @@ class _Descriptor:
         if not os.path.isabs(path) or "\0" in path:
             raise ValueError("shm descriptor without an absolute path")
         return cls(boot_id, device, inode, arena_id, epoch, path)
+
+
+def _close_late(opening: asyncio.Future[Arena]) -> None:
+    """What was mapped after nobody waited any more."""
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()
 
 
 def _open_peer(wanted: _Descriptor) -> Arena:

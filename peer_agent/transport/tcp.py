@@ -36,6 +36,10 @@ DESCRIPTOR = struct.Struct("<BBHQ")
 _ALL_LOST = bytes([ReadStatus.PEER_LOST])
 
 
+_CONNECT_S = 1.0
+"""Longest connect: a stopped peer must not hold a thread of the loop's pool for as long as a load may take."""
+
+
 class TcpTransport:
     """Owner's and reader's side for one arena."""
 
@@ -207,6 +211,7 @@ class TcpPeer:
         """A new connection. Raises ConnectionError; one that comes too late is closed by its destructor."""
         if self._closed:
             raise ConnectionError("closed")
+        until_s = min(until_s, time.monotonic() + _CONNECT_S)
         open_native = partial(_native.TcpConnection, self._address, self._port, int(until_s * 1e9))
         try:
             async with asyncio.timeout(until_s - time.monotonic()):
