@@ -60,12 +60,16 @@ class Reserved:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """What an open reservation may commit: the slots and the fingerprints of the chosen positions, in list order."""
+    """What an open reservation may commit: the slots and the fingerprints of the chosen positions, in list order.
+
+    contested: another reservation is, or was, writing some of these blocks as well (writers.py).
+    """
 
     namespace_digest: bytes
     positions: tuple[int, ...]
     offsets: bytes
     fingerprints: Fingerprints
+    contested: bool = False
 
 
 @dataclass(frozen=True, slots=True)

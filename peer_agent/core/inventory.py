@@ -1,7 +1,8 @@
 """What this node holds, who reads it and who writes it: reservations, locks, pins and sessions over the slot tables.
 
 Rules:
-- Only committed blocks are visible. A fingerprint has at most one slot, and at most one writer at a time (BUSY).
+- Only committed blocks are visible. A fingerprint has at most one slot, and at most one writer at a time (BUSY); two only
+  where the agent itself reads it from a second peer as well (`twin_of`, writers.py), and then the first commit wins.
 - Order of an eviction: `reserve` answers the slots and REMOVED events; the shell makes the headers odd, publishes the events,
   and only then hands out the slots. Nobody awaits in between.
 - A slot under a live lock is never rewritten; it is retired and freed when the last lock ends.
@@ -21,18 +22,16 @@ from kvdir.errors import InvalidInput, UnknownNamespace
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import Tier
 from peer_agent.core.effects import BlockState, Ended, Granted, Locked, Occupancy, Reserved
-from peer_agent.core.leases import Ends, Lock, Reservation, Session
+from peer_agent.core.inventory_check import check_inventory
+from peer_agent.core.leases import AGENT, PEERS, Ends, Lock, Reservation, Session
 from peer_agent.core.slot_table import SlotTable, by_width
+from peer_agent.core.writers import Writers
 
-AGENT = 0
-"""Session number of the agent's own reads from peers; its reservations have no lease, its reader always ends them."""
+__all__ = ["AGENT", "PEERS", "Inventory"]
 
 _PRESENT, _RESERVED, _NO_SPACE, _BUSY = map(
     int, (BlockState.PRESENT, BlockState.RESERVED, BlockState.NO_SPACE, BlockState.BUSY)
 )
-
-PEERS = -1
-"""Session number under which other agents hold locks."""
 
 
 class Inventory:
@@ -43,7 +42,7 @@ class Inventory:
         self._new_id = new_id
         self._open: dict[int, Reservation] = {}
         self._quarantined: dict[int, Reservation] = {}
-        self._writing: dict[tuple[bytes, bytes], int] = {}
+        self._writers = Writers()
         self._locks: dict[int, Lock] = {}
         self._sessions: dict[int, Session] = {AGENT: Session(), PEERS: Session()}
         self._lock_ends = Ends[int]()
@@ -92,33 +91,45 @@ class Inventory:
     # writers
 
     def reserve(
-        self, namespace_digest: bytes, fingerprints: Fingerprints, *, session: int, now_s: float, lease_s: float
+        self,
+        namespace_digest: bytes,
+        fingerprints: Fingerprints,
+        *,
+        session: int,
+        now_s: float,
+        lease_s: float,
+        twin_of: int = 0,
     ) -> Reserved:
-        """Slots for those blocks that are neither here nor being written; evicts by recency. See `Reserved`."""
+        """Slots for those blocks that are neither here nor being written; evicts by recency. See `Reserved`.
+
+        twin_of: an AGENT reservation whose blocks get a second slot, for AGENT to read them from somewhere else as well.
+        """
         table = self._table(namespace_digest)
         state = self._session(session)
         number = self._new_id()
+        beside = self._twin_of(twin_of, session=session)
         states = bytearray(len(fingerprints))
         slots: dict[int, int] = {}
         evicted: list[bytes] = []
-        writing, find, take = self._writing, table.slot, table.take
+        writing, find, take = self._writers.first, table.slot, table.take
         for position, fingerprint in enumerate(fingerprints):
             key = namespace_digest, fingerprint
             if (present := find(fingerprint)) is not None:
                 table.touch(present)
                 states[position] = _PRESENT
-            elif key in writing:
+            elif key in writing and not self._writers.double(key, number, beside=beside):
                 states[position] = _BUSY
             elif (taken := take(fingerprint)) is None:
+                self._writers.stopped([key], number)
                 states[position] = _NO_SPACE
             else:
                 slots[position], gone = taken
                 if gone:
                     evicted.append(gone)
-                writing[key] = number
+                writing.setdefault(key, number)
                 states[position] = _RESERVED
         if slots:
-            reservation = Reservation(session, table, fingerprints, slots, now_s + lease_s)
+            reservation = Reservation(session, table, fingerprints, slots, now_s + lease_s, contested=bool(beside))
             self._open[number] = reservation
             state.reservations.add(number)
             if session != AGENT:
@@ -132,21 +143,23 @@ class Inventory:
         )
 
     def granted(self, reservation: int, *, session: int, positions: Sequence[int] | None = None) -> Granted | None:
-        """The slots a commit of these positions would make visible. None: expired, unknown, or not this session's."""
+        """The slots a commit of these positions would make visible. None: expired, unknown, or not this session's.
+
+        What a twin has committed first is not granted any more.
+        """
         found = self._open.get(reservation)
         if found is None or found.session != session:
             return None
-        if positions is None:
-            chosen = tuple(found.slots)
-        elif set(positions) <= found.slots.keys():
-            chosen = tuple(sorted(set(positions)))
-        else:
+        mine = self._writers.not_lost(reservation, found) if found.contested else list(found.slots)
+        chosen = mine if positions is None else sorted(set(positions))
+        if positions is not None and not set(chosen) <= set(mine):
             raise InvalidInput("commit names positions that were not granted by this reservation")
         return Granted(
             namespace_digest=found.table.namespace_digest,
-            positions=chosen,
+            positions=tuple(chosen),
             offsets=found.table.offsets(found.slots[position] for position in chosen),
             fingerprints=found.fingerprints.select(chosen),
+            contested=found.contested,
         )
 
     def commit(self, reservation: int, granted: Granted, records: bytes) -> tuple[Event, ...]:
@@ -155,7 +168,7 @@ class Inventory:
         found.table.commit([found.slots[position] for position in granted.positions], records)
         for position in granted.positions:
             del found.slots[position]
-        self._stop_writing(found, granted.fingerprints)
+        self._writers.committed((granted.namespace_digest, fingerprint) for fingerprint in granted.fingerprints)
         self._close_if_done(reservation, found)
         return (Event.stored(Tier.CPU, granted.namespace_digest, granted.fingerprints),) if granted.positions else ()
 
@@ -168,7 +181,7 @@ class Inventory:
         if found.session != session:
             return 0
         chosen = list(found.slots) if positions is None else found.slots.keys() & set(positions)
-        self._stop_writing(found, found.fingerprints.select(chosen))
+        self._stop_writing(reservation, found, chosen)
         for position in chosen:
             found.table.give_back(found.slots.pop(position))
         self._close_if_done(reservation, found)
@@ -191,7 +204,7 @@ class Inventory:
     def writers(self, namespace_digest: bytes, fingerprints: Fingerprints) -> set[int]:
         """Open reservations under which any of these blocks are being written."""
         keys = ((namespace_digest, fingerprint) for fingerprint in fingerprints)
-        return {self._writing[key] for key in keys if key in self._writing}
+        return {self._writers.first[key] for key in keys if key in self._writers.first}
 
     def is_open(self, reservation: int) -> bool:
         return reservation in self._open
@@ -308,27 +321,7 @@ class Inventory:
 
     def check(self) -> None:
         """AssertionError if an invariant does not hold. O(everything); for tests."""
-        for table in self._tables.values():
-            table.check()
-            counts: dict[int, int] = {}
-            for lock in self._locks.values():
-                if lock.table is table:
-                    for slot in lock.slots:
-                        counts[slot] = counts.get(slot, 0) + 1
-            assert counts == {slot: n for slot, n in enumerate(table._locks) if n}, "locks and lock counts differ"
-            occupancy = table.occupancy()
-            for held, reservations in ((occupancy.reserved, self._open), (occupancy.quarantined, self._quarantined)):
-                slots = [slot for item in reservations.values() if item.table is table for slot in item.slots.values()]
-                assert len(slots) == len(set(slots)) == held, "a slot belongs to no writer or to two"
-        writing = {
-            (item.table.namespace_digest, item.fingerprints[position]): number
-            for number, item in self._open.items()
-            for position in item.slots
-        }
-        assert writing == self._writing, "writers and open reservations differ"
-        listed = {number for state in self._sessions.values() for number in state.reservations}
-        assert listed == self._open.keys() | self._quarantined.keys(), "a reservation without a session"
-        assert {number for state in self._sessions.values() for number in state.locks} == self._locks.keys()
+        check_inventory(self._tables.values(), self._open, self._quarantined, self._writers, self._locks, self._sessions)
 
     # internals
 
@@ -362,14 +355,22 @@ class Inventory:
         events = tuple(Event.removed(Tier.CPU, table.namespace_digest, group) for group in by_width(found))
         return table.offsets(found.values()), events
 
-    def _stop_writing(self, reservation: Reservation, fingerprints: Iterable[bytes]) -> None:
-        digest = reservation.table.namespace_digest
-        for fingerprint in fingerprints:
-            del self._writing[digest, fingerprint]
+    def _twin_of(self, number: int, *, session: int) -> int:
+        """The open reservation to write beside; 0: none, or it has ended."""
+        found = self._open.get(number)
+        if found is None:
+            return 0
+        if session != AGENT or found.session != AGENT:
+            raise InvalidInput("only the agent's own reads may write a block twice")
+        found.contested = True
+        return number
+
+    def _stop_writing(self, number: int, found: Reservation, positions: Iterable[int]) -> None:
+        self._writers.stopped(found.keys(positions), number)
 
     def _quarantine(self, number: int) -> int:
         found = self._open.pop(number)
-        self._stop_writing(found, found.fingerprints.select(found.slots))
+        self._stop_writing(number, found, found.slots)
         for slot in found.slots.values():
             found.table.quarantine(slot)
         self._quarantined[number] = found

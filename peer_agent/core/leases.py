@@ -12,18 +12,33 @@ from peer_agent.core.slot_table import SlotTable
 
 KeyT = TypeVar("KeyT")
 
+AGENT = 0
+"""Session number of the agent's own reads from peers; its reservations have no lease, its reader always ends them."""
+
+PEERS = -1
+"""Session number under which other agents hold locks."""
+
 SPARE_ENTRIES = 1024
 
 
 @dataclass(slots=True)
 class Reservation:
-    """slots: position in the list -> slot; granted and not yet committed or given back."""
+    """slots: position in the list -> slot; granted and not yet committed or given back.
+
+    contested: some of its blocks have, or had, a second writer, who may have committed them (writers.py).
+    """
 
     session: int
     table: SlotTable
     fingerprints: Fingerprints
     slots: dict[int, int]
     expires_s: float
+    contested: bool = False
+
+    def keys(self, positions: Iterable[int]) -> Iterator[tuple[bytes, bytes]]:
+        """What these positions are called where writers are listed: namespace digest and fingerprint."""
+        digest, fingerprints = self.table.namespace_digest, self.fingerprints
+        return ((digest, fingerprints[position]) for position in positions)
 
 
 @dataclass(slots=True)

@@ -73,11 +73,13 @@ class Store:
     # writers
 
     def reserve(
-        self, namespace_digest: bytes, fingerprints: Fingerprints, *, session: int, lease_s: float
+        self, namespace_digest: bytes, fingerprints: Fingerprints, *, session: int, lease_s: float, twin_of: int = 0
     ) -> tuple[Reserved, bytes]:
-        """Slots to write to, and the ReserveResponse.blocks records that say so."""
+        """Slots to write to, and the ReserveResponse.blocks records that say so. twin_of: see Inventory.reserve."""
         self._check(fingerprints)
-        answer = self._inventory.reserve(namespace_digest, fingerprints, session=session, now_s=self._clock(), lease_s=lease_s)
+        answer = self._inventory.reserve(
+            namespace_digest, fingerprints, session=session, now_s=self._clock(), lease_s=lease_s, twin_of=twin_of
+        )
         generations = _native.begin_write(self._region, answer.offsets)
         self._publish_all(answer.events)
         records = np.zeros(len(fingerprints), RESERVE_RECORD)
@@ -107,7 +109,7 @@ class Store:
             checksums,
         )
         self._publish_all(self._inventory.commit(reservation, granted, records))
-        self._wake()
+        self._wake(everybody=granted.contested)
         return len(granted.positions), 0
 
     async def checksums(self, reservation: int, *, session: int, positions: Sequence[int] | None) -> bytes:
@@ -145,12 +147,9 @@ class Store:
 
     async def wait_for_writers(self, namespace_digest: bytes, fingerprints: Fingerprints, *, timeout_s: float) -> None:
         """Until nobody is writing any of these blocks, or the time is up. Says nothing about the outcome."""
-        loop = asyncio.get_running_loop()
-        until_s = loop.time() + timeout_s
-        for reservation in self._inventory.writers(namespace_digest, fingerprints):
-            if not self._inventory.is_open(reservation):
-                continue  # ended while we waited for another: nobody would set an event for it
-            event = self._done.setdefault(reservation, asyncio.Event())
+        until_s = asyncio.get_running_loop().time() + timeout_s
+        while writers := self._inventory.writers(namespace_digest, fingerprints):
+            event = self._done.setdefault(writers.pop(), asyncio.Event())
             try:
                 async with asyncio.timeout_at(until_s):
                     await event.wait()
@@ -268,6 +267,7 @@ class Store:
                 plane.revoke(lock)
         return ended
 
-    def _wake(self) -> None:
-        for reservation in [number for number in self._done if not self._inventory.is_open(number)]:
+    def _wake(self, *, everybody: bool = False) -> None:
+        """Wakes who waits for reservations that have ended. everybody: for one that lost blocks to its twin, too."""
+        for reservation in [number for number in self._done if everybody or not self._inventory.is_open(number)]:
             self._done.pop(reservation).set()

@@ -11,7 +11,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from kvdir.core.event import Event, EventKind
 from kvdir.fingerprint import Fingerprints
 from peer_agent.core.effects import BlockState
-from peer_agent.core.inventory import PEERS, Inventory
+from peer_agent.core.inventory import AGENT, PEERS, Inventory
 from peer_agent.core.slot_table import SlotTable
 
 DIGEST = bytes(range(32))
@@ -30,6 +30,7 @@ class InventoryMachine(RuleBasedStateMachine):
     sessions = Bundle("sessions")
     reservations = Bundle("reservations")
     locks = Bundle("locks")
+    reads = Bundle("reads")
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,6 +42,7 @@ class InventoryMachine(RuleBasedStateMachine):
         self.visible: set[int] = set()
         self.readable: dict[int, tuple[float, set[int]]] = {}  # lock -> (expires, offsets)
         self.writable: dict[int, tuple[int, set[int]]] = {}  # reservation -> (session, offsets) that may still be written
+        self.reading: dict[int, set[int]] = {}  # the agent's own reservation -> blocks that it reads and nobody has yet
         self.pinned: dict[int, float] = {}
 
     def apply(self, events: tuple[Event, ...]) -> None:
@@ -49,6 +51,8 @@ class InventoryMachine(RuleBasedStateMachine):
             if event.kind == EventKind.STORED:
                 assert not blocks & self.visible, "stored twice"
                 self.visible |= blocks
+                for wanted in self.reading.values():
+                    wanted -= blocks
             else:
                 assert blocks <= self.visible, "removed what was not there"
                 assert all(self.pinned.get(block, 0.0) <= self.now_s for block in blocks), "evicted a pinned block"
@@ -82,10 +86,50 @@ class InventoryMachine(RuleBasedStateMachine):
         number = self.reserve_some(session, blocks, lease_s)
         return (number, session) if number else multiple()
 
-    def reserve_some(self, session: int, blocks: list[int], lease_s: float) -> int:
+    @rule(target=reads, blocks=BLOCKS)
+    def read(self, blocks: list[int]):
+        number = self.reserve_some(AGENT, blocks, 1.0)
+        return number or multiple()
+
+    @rule(target=reads, first=reads, blocks=BLOCKS)
+    def read_twice(self, first: int, blocks: list[int]):
+        """From a second peer: only what `first` still reads, and nobody reads a third time, or is not being read at all."""
+        alone = {
+            block for block in self.reading.get(first, ()) if sum(block in wanted for wanted in self.reading.values()) == 1
+        }
+        busy = set().union(*self.reading.values()) - alone
+        number = self.reserve_some(AGENT, blocks, 1.0, twin_of=first)
+        assert not self.reading.get(number, set()) & busy, "a third writer"
+        return number or multiple()
+
+    @rule(number=consumes(reads), keep=st.integers(0, 5), late=st.booleans())
+    def arrive(self, number: int, keep: int, late: bool) -> None:
+        """Some blocks have arrived; those that a twin had committed first are no longer this one's."""
+        granted = self.inventory.granted(number, session=AGENT)
+        if granted is None:
+            assert number not in self.reading
+            return
+        mine = [int.from_bytes(item, "little") for item in granted.fingerprints]
+        assert set(mine) == self.reading[number], "what is granted is not what nobody has committed"
+        self.commit_part(number, AGENT, keep)
+        self.reading.pop(number)
+        if not late:
+            self.inventory.abort(number, session=AGENT)
+            self.writable.pop(number)
+        elif not self.inventory.quarantine(number):
+            self.writable.pop(number)
+
+    @rule(number=reads)
+    def settle(self, number: int) -> None:
+        if self.inventory.settle(number):
+            self.writable.pop(number)
+
+    def reserve_some(self, session: int, blocks: list[int], lease_s: float, *, twin_of: int = 0) -> int:
         guarded = self.may_not_be_rewritten()
         before = set(self.visible)
-        answer = self.inventory.reserve(DIGEST, fingerprints(blocks), session=session, now_s=self.now_s, lease_s=lease_s)
+        answer = self.inventory.reserve(
+            DIGEST, fingerprints(blocks), session=session, now_s=self.now_s, lease_s=lease_s, twin_of=twin_of
+        )
         offsets = {int.from_bytes(answer.offsets[at : at + 8], "little") for at in range(0, len(answer.offsets), 8)}
         assert len(offsets) == len(answer.positions) == answer.states.count(BlockState.RESERVED)
         assert not offsets & guarded, "handed out a slot that someone reads or writes"
@@ -94,6 +138,8 @@ class InventoryMachine(RuleBasedStateMachine):
         self.apply(answer.events)
         if answer.reservation:
             self.writable[answer.reservation] = (session, offsets)
+            if session == AGENT:
+                self.reading[answer.reservation] = {blocks[position] for position in answer.positions}
         return answer.reservation
 
     @rule(item=consumes(reservations), keep=st.integers(0, 3))
@@ -101,14 +147,19 @@ class InventoryMachine(RuleBasedStateMachine):
         self.commit_some(*item, keep)
 
     def commit_some(self, number: int, session: int, keep: int) -> None:
+        self.commit_part(number, session, keep)
+        self.inventory.abort(number, session=session)
+        self.writable.pop(number, None)
+
+    def commit_part(self, number: int, session: int, keep: int) -> None:
         granted = self.inventory.granted(number, session=session)
         if granted is not None:
             chosen = self.inventory.granted(number, session=session, positions=granted.positions[:keep])
             assert chosen is not None
             records = b"".join(chosen.offsets[at : at + 8] + bytes(24) for at in range(0, len(chosen.offsets), 8))
             self.apply(self.inventory.commit(number, chosen, records))
-        self.inventory.abort(number, session=session)
-        self.writable.pop(number, None)
+            written = {int.from_bytes(chosen.offsets[at : at + 8], "little") for at in range(0, len(chosen.offsets), 8)}
+            self.writable[number] = (session, self.writable[number][1] - written)
 
     @rule(item=consumes(reservations))
     def abort(self, item: tuple[int, int]) -> None:

@@ -208,3 +208,84 @@ def test_commit_of_a_position_that_was_not_granted_changes_nothing():
     with pytest.raises(InvalidInput, match="not granted"):
         held.granted(answer.reservation, session=ENGINE, positions=[0, 5])
     assert held.granted(answer.reservation, session=ENGINE, positions=[0]) is not None
+
+
+def read(held: Inventory, *numbers: int, twin_of: int = 0):
+    return held.reserve(DIGEST, blocks(*numbers), session=AGENT, now_s=0, lease_s=1, twin_of=twin_of)
+
+
+def arrive(held: Inventory, reservation: int) -> tuple[Event, ...]:
+    granted = held.granted(reservation, session=AGENT)
+    assert granted is not None
+    return held.commit(reservation, granted, bytes(32 * len(granted.positions)))
+
+
+def test_first_copy_is_committed_when_a_block_is_read_twice():
+    held = inventory()
+    slow = read(held, 1)
+    hedge = read(held, 1, twin_of=slow.reservation)
+    assert hedge.offsets != slow.offsets
+    assert arrive(held, hedge.reservation) == (Event.stored(Tier.CPU, DIGEST, blocks(1)),)
+    assert held.granted(slow.reservation, session=AGENT).positions == ()  # type: ignore[union-attr]
+    with pytest.raises(InvalidInput, match="not granted"):
+        held.granted(slow.reservation, session=AGENT, positions=[0])
+    held.check()
+    assert held.abort(slow.reservation, session=AGENT) == 1
+    held.check()
+    assert held.present(DIGEST, blocks(1)) == b"\1"
+    assert held.occupancy()[0].free == 2
+
+
+@pytest.mark.parametrize("gives_up", ["abort", "quarantine"])
+def test_the_other_goes_on_when_one_of_two_reads_gives_up(gives_up: str):
+    held = inventory()
+    slow = read(held, 1)
+    hedge = read(held, 1, twin_of=slow.reservation)
+    if gives_up == "abort":
+        held.abort(slow.reservation, session=AGENT)
+    else:
+        held.quarantine(slow.reservation)
+    held.check()
+    assert held.writers(DIGEST, blocks(1)) == {hedge.reservation}
+    assert read(held, 1).states == bytes([BlockState.BUSY])
+    assert arrive(held, hedge.reservation)
+    held.settle(slow.reservation)
+    held.check()
+    assert held.occupancy()[0].free == 2
+
+
+def test_busy_when_a_third_read_or_a_stranger_wants_the_block():
+    held = inventory(slots=6)
+    slow, other = read(held, 1, 2), read(held, 3)
+    hedge = read(held, 1, 1, 3, twin_of=slow.reservation)
+    assert hedge.states == bytes([BlockState.RESERVED, BlockState.BUSY, BlockState.BUSY])
+    assert read(held, 1, twin_of=slow.reservation).states == bytes([BlockState.BUSY])
+    assert read(held, 1, twin_of=hedge.reservation).states == bytes([BlockState.BUSY])
+    assert read(held, 2, twin_of=other.reservation).states == bytes([BlockState.BUSY])
+    engine = held.reserve(DIGEST, blocks(1, 4), session=ENGINE, now_s=0, lease_s=1)
+    assert engine.states == bytes([BlockState.BUSY, BlockState.RESERVED])
+    with pytest.raises(InvalidInput, match="only the agent"):
+        read(held, 4, twin_of=engine.reservation)
+    held.check()
+
+
+def test_a_lost_block_is_not_committed_over_a_later_writer_when_it_was_evicted_meanwhile():
+    held = inventory()
+    slow = read(held, 1)
+    hedge = read(held, 1, twin_of=slow.reservation)
+    arrive(held, hedge.reservation)
+    held.discard(DIGEST, blocks(1))
+    later = held.reserve(DIGEST, blocks(1), session=ENGINE, now_s=0, lease_s=1)
+    assert later.states == bytes([BlockState.RESERVED])
+    assert held.granted(slow.reservation, session=AGENT).positions == ()  # type: ignore[union-attr]
+    held.abort(slow.reservation, session=AGENT)
+    held.check()
+    assert held.writers(DIGEST, blocks(1)) == {later.reservation}
+
+
+def test_no_second_slot_when_there_is_no_space_for_it():
+    held = inventory(slots=1)
+    slow = read(held, 1)
+    assert read(held, 1, twin_of=slow.reservation).states == bytes([BlockState.NO_SPACE])
+    held.check()
+    assert arrive(held, slow.reservation)
