@@ -42,6 +42,7 @@ hash_seed = "0"                     # for vLLM: PYTHONHASHSEED
 cache_policy = "exact"              # or in which way blocks are altered
 # tenant_salt_file = "salt.txt"     # 8 bytes or more; only a digest is kept. tenant_salt gives it in place
 # share = 1.0                       # part of the arena, relative to the other namespaces
+# prefill_tokens_per_s = 8000       # how fast engines recompute, of those that do not say it; decides which hits pay
 # bytes_override = 0                # bytes of a block, where the engine pads; 0: by geometry
 
 [[groups]]                          # state groups, in engine order

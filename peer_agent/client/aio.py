@@ -42,13 +42,21 @@ class Engine:
     """See peer_agent.client.engine.Engine."""
 
     def __init__(
-        self, address: str, *, namespace: Namespace, engine: str = "", deadline_s: float = DEADLINE_S, check: bool = False
+        self,
+        address: str,
+        *,
+        namespace: Namespace,
+        engine: str = "",
+        deadline_s: float = DEADLINE_S,
+        check: bool = False,
+        prefill_tokens_per_s: float = 0.0,
     ) -> None:
         self.address = address
         self.namespace = namespace
         self.name = engine
         self._deadline_s = deadline_s
         self._check = check
+        self._prefill_tokens_per_s = prefill_tokens_per_s
         self._channel = grpc.aio.insecure_channel(address, options=client_options())
         self._stub = engine_pb2_grpc.EngineStub(self._channel)
         self._attachment: Attachment | None = None
@@ -119,7 +127,13 @@ class Engine:
         return attachment.stored(reserved, committed.committed)
 
     async def load(
-        self, fingerprints: Fingerprints, *, into: Any, deadline_s: float | None = None, local_only: bool = False
+        self,
+        fingerprints: Fingerprints,
+        *,
+        into: Any,
+        deadline_s: float | None = None,
+        local_only: bool = False,
+        explain: bool = False,
     ) -> LoadResult:
         """Brings blocks into the caller's memory, from here or from peers, verified."""
         memory = memory_of(into, count=len(fingerprints), block_bytes=self.namespace.block_bytes, writable=True)
@@ -129,7 +143,9 @@ class Engine:
             return missed(len(fingerprints), self.failure)
         attachment.check_size(fingerprints)
         wish_s = bounded_s(deadline_s, self._deadline_s)
-        request = attachment.load_request(fingerprints, deadline_s=wish_s, lease_s=LEASE_S, local_only=local_only)
+        request = attachment.load_request(
+            fingerprints, deadline_s=wish_s, lease_s=LEASE_S, local_only=local_only, explain=explain
+        )
         try:
             answer = await self._rpc("Load", request, began_s + wish_s)
             loaded = await self._copy(
@@ -275,7 +291,10 @@ class Engine:
 
     async def _attach(self) -> None:
         """Runs until there is a session or a reason why not; waits for an absent agent."""
-        call = self._call = self._stub.Attach(attach_request(self.namespace, engine=self.name), wait_for_ready=True)
+        call = self._call = self._stub.Attach(
+            attach_request(self.namespace, engine=self.name, prefill_tokens_per_s=self._prefill_tokens_per_s),
+            wait_for_ready=True,
+        )
         try:
             answer = await call.read()
             if answer is grpc.aio.EOF:
@@ -296,10 +315,18 @@ async def connect(
     engine: str = "",
     deadline_s: float = DEADLINE_S,
     check: bool = False,
+    prefill_tokens_per_s: float = 0.0,
     timeout_s: float = 5.0,
 ) -> Engine:
     """See peer_agent.client.engine.connect."""
-    made = Engine(address, namespace=namespace, engine=engine, deadline_s=deadline_s, check=check)
+    made = Engine(
+        address,
+        namespace=namespace,
+        engine=engine,
+        deadline_s=deadline_s,
+        check=check,
+        prefill_tokens_per_s=prefill_tokens_per_s,
+    )
     try:
         if timeout_s:
             await made.attach(timeout_s=timeout_s)

@@ -9,6 +9,7 @@ and the aio engine do, each in its own way.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import threading
 import time
@@ -51,13 +52,14 @@ _COPY_OUTCOMES = {ReadStatus.CORRUPT: LoadStatus.CORRUPT}
 """Of a block that was here and could not be copied out; any other reason means that it was replaced meanwhile: stale."""
 
 
-def attach_request(namespace: Namespace, *, engine: str) -> engine_pb2.AttachRequest:
+def attach_request(namespace: Namespace, *, engine: str, prefill_tokens_per_s: float) -> engine_pb2.AttachRequest:
     """engine: for logs and metrics; "" stands for this process."""
     return engine_pb2.AttachRequest(
         protocol_version=PROTOCOL_VERSION,
         engine=engine or f"pid-{os.getpid()}",
         namespace_digest=namespace.digest,
         namespace_canonical_json=namespace.canonical().encode(),
+        prefill_tokens_per_s=prefill_tokens_per_s,
     )
 
 
@@ -214,7 +216,7 @@ class Attachment:
     # load
 
     def load_request(
-        self, fingerprints: Fingerprints, *, deadline_s: float, lease_s: float, local_only: bool
+        self, fingerprints: Fingerprints, *, deadline_s: float, lease_s: float, local_only: bool, explain: bool
     ) -> engine_pb2.LoadRequest:
         """deadline_s is the caller's; the agent gets less, so that there is time for its answer to arrive and for the copy."""
         kept_s = deadline_s * ANSWER_SHARE + len(fingerprints) * self.block_bytes / COPY_BYTES_PER_S
@@ -225,6 +227,7 @@ class Attachment:
             lease_ms=max(1, milliseconds(lease_s)),
             local_only=local_only,
             release=self._take_releases(),
+            explain=explain,
         )
 
     def read(
@@ -255,6 +258,9 @@ class Attachment:
             peer_bytes=answer.peer_bytes,
             directory_reached=answer.directory_reached,
             trust=tuple(map(decode_trust, answer.nodes)),
+            predicted_us=answer.predicted_us,
+            net_gain_us=answer.net_gain_us,
+            explanation=json.loads(answer.explanation) if answer.explanation else None,
         )
         corrupt = hits[statuses == ReadStatus.CORRUPT].tolist()
         return Loaded(result, answer.lock, fingerprints.select(corrupt))

@@ -41,16 +41,26 @@ class Engine:
     """A session with one agent for one namespace. Use `peer_agent.connect`. deadline_s: of calls that give none.
 
     check: compare each payload's XXH3-64 when it is copied out, on top of header and generation (finds rotten memory).
+    prefill_tokens_per_s: how fast this engine recomputes, so that blocks which cost more time than they save stay where they
+    are (LoadStatus.SKIPPED); 0: the agent's namespace file may say it, else every hit is worth fetching.
     """
 
     def __init__(
-        self, address: str, *, namespace: Namespace, engine: str = "", deadline_s: float = DEADLINE_S, check: bool = False
+        self,
+        address: str,
+        *,
+        namespace: Namespace,
+        engine: str = "",
+        deadline_s: float = DEADLINE_S,
+        check: bool = False,
+        prefill_tokens_per_s: float = 0.0,
     ) -> None:
         self.address = address
         self.namespace = namespace
         self.name = engine
         self._deadline_s = deadline_s
         self._check = check
+        self._prefill_tokens_per_s = prefill_tokens_per_s
         self._channel = grpc.insecure_channel(address, options=client_options())
         self._stub = engine_pb2_grpc.EngineStub(self._channel)
         self._lock = threading.Lock()
@@ -128,12 +138,18 @@ class Engine:
         return attachment.stored(reserved, committed.committed)
 
     def load(
-        self, fingerprints: Fingerprints, *, into: Any, deadline_s: float | None = None, local_only: bool = False
+        self,
+        fingerprints: Fingerprints,
+        *,
+        into: Any,
+        deadline_s: float | None = None,
+        local_only: bool = False,
+        explain: bool = False,
     ) -> LoadResult:
         """Brings blocks into the caller's memory, from here or from peers, verified; the rest is for the caller to recompute.
 
-        into: writable memory, as for `store`. Returns by deadline_s (plus scheduling). Raises InvalidInput for wrong buffers
-        and TooLarge beyond the agent's limit, nothing else.
+        into: writable memory, as for `store`. Returns by deadline_s (plus scheduling). explain: with the agent's reasons, see
+        LoadResult. Raises InvalidInput for wrong buffers and TooLarge beyond the agent's limit, nothing else.
         """
         memory = memory_of(into, count=len(fingerprints), block_bytes=self.namespace.block_bytes, writable=True)
         began_s = time.monotonic()
@@ -142,7 +158,9 @@ class Engine:
             return missed(len(fingerprints), self.failure)
         attachment.check_size(fingerprints)
         wish_s = bounded_s(deadline_s, self._deadline_s)
-        request = attachment.load_request(fingerprints, deadline_s=wish_s, lease_s=LEASE_S, local_only=local_only)
+        request = attachment.load_request(
+            fingerprints, deadline_s=wish_s, lease_s=LEASE_S, local_only=local_only, explain=explain
+        )
         try:
             answer = self._rpc("Load", request, began_s + wish_s)
             loaded = attachment.read(answer, fingerprints, memory, check=self._check, began_s=began_s)
@@ -268,7 +286,10 @@ class Engine:
     def _attach(self) -> None:
         """Runs in a thread until there is a session or a reason why not; `close` cancels it. Waits for an absent agent."""
         try:
-            call = self._stub.Attach(attach_request(self.namespace, engine=self.name), wait_for_ready=True)
+            call = self._stub.Attach(
+                attach_request(self.namespace, engine=self.name, prefill_tokens_per_s=self._prefill_tokens_per_s),
+                wait_for_ready=True,
+            )
         except ValueError:
             return  # gRPC's word for a channel closed meanwhile
         with self._lock:
@@ -306,6 +327,7 @@ def connect(
     engine: str = "",
     deadline_s: float = DEADLINE_S,
     check: bool = False,
+    prefill_tokens_per_s: float = 0.0,
     timeout_s: float = 5.0,
 ) -> Engine:
     """An engine attached to the agent at `address`, such as "unix:/dev/shm/kvdir-node1.sock".
@@ -314,7 +336,14 @@ def connect(
     Unavailable when nobody answers. timeout_s=0 does not wait and does not raise: the engine attaches when the agent is
     there, and sees misses until then.
     """
-    made = Engine(address, namespace=namespace, engine=engine, deadline_s=deadline_s, check=check)
+    made = Engine(
+        address,
+        namespace=namespace,
+        engine=engine,
+        deadline_s=deadline_s,
+        check=check,
+        prefill_tokens_per_s=prefill_tokens_per_s,
+    )
     try:
         if timeout_s:
             made.attach(timeout_s=timeout_s)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from kvdir.location import NodeTrust
 from peer_agent.core.effects import BlockState, LoadStatus
@@ -24,6 +26,10 @@ class LoadResult:
     """statuses: one LoadStatus byte per fingerprint. Only blocks that are hits have their bytes in `into`, verified; the
     bytes of other blocks are unspecified. trust: of each node that the directory named, and so how far its hint went.
     reason: why nothing could be asked, "" normally.
+
+    predicted_us: what the agent expected lock and read to take. net_gain_us: recompute time that blocks from peers saved, less
+    the time that was spent on them; negative when they cost more than they saved, 0 when the agent does not know how fast this
+    engine prefills. explanation: on request, as told in docs/planner.md.
     """
 
     statuses: bytes
@@ -32,6 +38,9 @@ class LoadResult:
     directory_reached: bool = False
     trust: tuple[NodeTrust, ...] = ()
     reason: str = ""
+    predicted_us: int = 0
+    net_gain_us: int = 0
+    explanation: Mapping[str, Any] | None = None
 
     def __len__(self) -> int:
         return len(self.statuses)

@@ -35,6 +35,7 @@ class LoadStatus(enum.IntEnum):
     STALE = 3  # the directory named an owner, the owner did not have it (any more)
     CORRUPT = 4  # bytes arrived and failed verification
     LATE = 5  # not here by the deadline
+    SKIPPED = 6  # a peer has it, and recomputing it is cheaper than fetching it
 
     @property
     def hit(self) -> bool:

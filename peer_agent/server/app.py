@@ -81,6 +81,7 @@ class _Parts:
     tasks: OwnedTasks
     peers: Peers
     directory: Coordinators | None
+    prefill_tokens_per_s: dict[bytes, float]
 
     def is_writing(self, session: int) -> bool:
         """Whether an engine may still write into slots that it reserved."""
@@ -156,7 +157,8 @@ class Agent:
             directory_timeout_s=config.directory_timeout_s,
         )
         self._stack.push_async_callback(tasks.close, timeout_s=config.grace_s)
-        await self._serve(_Parts(arena, outbox, planes, offers, tasks, peers, directory))
+        prefill_tokens_per_s = {item.namespace.digest: item.prefill_tokens_per_s for item in served}
+        await self._serve(_Parts(arena, outbox, planes, offers, tasks, peers, directory, prefill_tokens_per_s))
 
     async def _serve(self, parts: _Parts) -> None:
         """Listens, top down from here: peers, engines, http; then the clock, and last the word to the coordinators."""
@@ -212,6 +214,7 @@ class Agent:
             prefetches=prefetches,
             is_writing=parts.is_writing,
             publishing=self.publishing.in_words,
+            prefill_tokens_per_s=parts.prefill_tokens_per_s,
         )
 
     def _build_store(self, arena: Arena, namespaces: dict[bytes, Any], outbox: OwnerOutbox) -> Store:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import grpc.aio
@@ -35,8 +36,19 @@ log = logging.getLogger(__name__)
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class _Session:
+    """What an engine attached for, and how fast it recomputes (0: not known)."""
+
+    namespace_digest: bytes
+    prefill_tokens_per_s: float
+
+
 class EngineService(engine_pb2_grpc.EngineServicer):
-    """is_writing: whether the engine of a session holds its presence lock. publishing: in words, for Inventory."""
+    """is_writing: whether the engine of a session holds its presence lock. publishing: in words, for Inventory.
+
+    prefill_tokens_per_s: by namespace digest, for engines that do not say it.
+    """
 
     def __init__(
         self,
@@ -49,6 +61,7 @@ class EngineService(engine_pb2_grpc.EngineServicer):
         prefetches: OwnedTasks,
         is_writing: Callable[[int], bool],
         publishing: Callable[[], str],
+        prefill_tokens_per_s: Mapping[bytes, float],
     ) -> None:
         self._store = store
         self._reader = reader
@@ -58,7 +71,8 @@ class EngineService(engine_pb2_grpc.EngineServicer):
         self._prefetches = prefetches
         self._is_writing = is_writing
         self._publishing = publishing
-        self._sessions: dict[int, bytes] = {}  # session -> namespace digest
+        self._prefill_tokens_per_s = prefill_tokens_per_s
+        self._sessions: dict[int, _Session] = {}
         self._closing = asyncio.Event()
 
     def close(self) -> None:
@@ -74,10 +88,14 @@ class EngineService(engine_pb2_grpc.EngineServicer):
         if namespace is None:
             known = self._store.namespaces.values()
             raise UnknownNamespace(explain_unknown(request.namespace_digest, request.namespace_canonical_json, known))
+        told = request.prefill_tokens_per_s
+        if not 0 <= told < float("inf"):
+            raise InvalidInput(f"prefill_tokens_per_s must be a positive number, or 0 when it is not known; is {told}")
         session = secrets.randbits(64) or 1
         slots = next(item.slots for item in self._store.occupancy() if item.namespace_digest == namespace.digest)
         self._store.open_session(session)
-        self._sessions[session] = namespace.digest
+        prefill_tokens_per_s = told or self._prefill_tokens_per_s.get(namespace.digest, 0.0)
+        self._sessions[session] = _Session(namespace.digest, prefill_tokens_per_s)
         say(log, logging.INFO, "engine attached", engine=request.engine, session=f"{session:x}", namespace=namespace.short)
         try:
             yield engine_pb2.AttachResponse(
@@ -216,10 +234,13 @@ class EngineService(engine_pb2_grpc.EngineServicer):
     # internals
 
     def _namespace_of(self, session: int) -> bytes:
-        digest = self._sessions.get(session)
-        if digest is None:
+        return self._session(session).namespace_digest
+
+    def _session(self, session: int) -> _Session:
+        found = self._sessions.get(session)
+        if found is None:
             raise StaleEpoch(f"session {session:x} is not attached: the agent restarted or the session ended, attach again")
-        return digest
+        return found
 
     def _deadline_s(self, deadline_ms: int, context: Context | None) -> float:
         return self._limits.deadline_s(deadline_ms, context.time_remaining() if context else None)

@@ -1,7 +1,8 @@
 """The namespaces of an agent, from their files; and the words for an engine whose namespace is none of them.
 
 A file is TOML or JSON with the fields of kvdir.Namespace, and optionally `share` (its part of the arena relative to the
-others, default 1) and `tenant_salt` or `tenant_salt_file`. All faults of all files are reported at once.
+others, default 1), `prefill_tokens_per_s` (of engines that do not say it themselves) and `tenant_salt` or `tenant_salt_file`.
+All faults of all files are reported at once.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from kvdir.namespace import Namespace
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A namespace and its share of the arena, relative to the others."""
+    """A namespace, its share of the arena relative to the others, and how fast its engines recompute (0: not known)."""
 
     namespace: Namespace
     share: float = 1.0
+    prefill_tokens_per_s: float = 0.0
 
 
 def read_namespaces(files: Sequence[str]) -> tuple[Served, ...]:
@@ -50,12 +52,20 @@ def _read(path: Path) -> Served:
     fields: Any = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     if not isinstance(fields, dict):
         raise ValueError("must be a table of namespace fields")
-    share = fields.pop("share", 1.0)
-    if isinstance(share, bool) or not isinstance(share, int | float) or share <= 0:
-        raise ValueError(f"share: must be a positive number, is {share!r}")
+    share = _positive(fields, "share", default=1.0)
+    prefill_tokens_per_s = _positive(fields, "prefill_tokens_per_s", default=0.0)
     if "tenant_salt_file" in fields:
         fields["tenant_salt"] = (path.parent / fields.pop("tenant_salt_file")).read_text().strip()
-    return Served(Namespace.create(**fields), float(share))
+    return Served(Namespace.create(**fields), share, prefill_tokens_per_s)
+
+
+def _positive(fields: dict[str, Any], name: str, *, default: float) -> float:
+    value = fields.pop(name, None)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise ValueError(f"{name}: must be a positive number, is {value!r}")
+    return float(value)
 
 
 def explain_unknown(digest: bytes, canonical: bytes, known: Iterable[Namespace]) -> str:

@@ -23,6 +23,7 @@ class LoadResult(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LOAD_RESULT_STALE: _ClassVar[LoadResult]
     LOAD_RESULT_CORRUPT: _ClassVar[LoadResult]
     LOAD_RESULT_LATE: _ClassVar[LoadResult]
+    LOAD_RESULT_SKIPPED: _ClassVar[LoadResult]
 BLOCK_STATE_ABSENT: BlockState
 BLOCK_STATE_PRESENT: BlockState
 BLOCK_STATE_RESERVED: BlockState
@@ -34,18 +35,21 @@ LOAD_RESULT_HIT_PEER: LoadResult
 LOAD_RESULT_STALE: LoadResult
 LOAD_RESULT_CORRUPT: LoadResult
 LOAD_RESULT_LATE: LoadResult
+LOAD_RESULT_SKIPPED: LoadResult
 
 class AttachRequest(_message.Message):
-    __slots__ = ("protocol_version", "engine", "namespace_digest", "namespace_canonical_json")
+    __slots__ = ("protocol_version", "engine", "namespace_digest", "namespace_canonical_json", "prefill_tokens_per_s")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_CANONICAL_JSON_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     engine: str
     namespace_digest: bytes
     namespace_canonical_json: bytes
-    def __init__(self, protocol_version: _Optional[int] = ..., engine: _Optional[str] = ..., namespace_digest: _Optional[bytes] = ..., namespace_canonical_json: _Optional[bytes] = ...) -> None: ...
+    prefill_tokens_per_s: float
+    def __init__(self, protocol_version: _Optional[int] = ..., engine: _Optional[str] = ..., namespace_digest: _Optional[bytes] = ..., namespace_canonical_json: _Optional[bytes] = ..., prefill_tokens_per_s: _Optional[float] = ...) -> None: ...
 
 class AttachResponse(_message.Message):
     __slots__ = ("protocol_version", "node", "epoch", "session", "arena_path", "arena_id", "arena_bytes", "block_bytes", "block_tokens", "slots", "max_fingerprints")
@@ -158,23 +162,25 @@ class EngineLookupResponse(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., local: _Optional[bytes] = ..., nominated: _Optional[bytes] = ..., nodes: _Optional[_Iterable[_Union[_common_pb2.NodeTrust, _Mapping]]] = ..., directory_reached: bool = ...) -> None: ...
 
 class LoadRequest(_message.Message):
-    __slots__ = ("session", "fingerprints", "deadline_ms", "lease_ms", "local_only", "release")
+    __slots__ = ("session", "fingerprints", "deadline_ms", "lease_ms", "local_only", "release", "explain")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINTS_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     LOCAL_ONLY_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
+    EXPLAIN_FIELD_NUMBER: _ClassVar[int]
     session: int
     fingerprints: _common_pb2.Fingerprints
     deadline_ms: int
     lease_ms: int
     local_only: bool
     release: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, session: _Optional[int] = ..., fingerprints: _Optional[_Union[_common_pb2.Fingerprints, _Mapping]] = ..., deadline_ms: _Optional[int] = ..., lease_ms: _Optional[int] = ..., local_only: bool = ..., release: _Optional[_Iterable[int]] = ...) -> None: ...
+    explain: bool
+    def __init__(self, session: _Optional[int] = ..., fingerprints: _Optional[_Union[_common_pb2.Fingerprints, _Mapping]] = ..., deadline_ms: _Optional[int] = ..., lease_ms: _Optional[int] = ..., local_only: bool = ..., release: _Optional[_Iterable[int]] = ..., explain: bool = ...) -> None: ...
 
 class LoadResponse(_message.Message):
-    __slots__ = ("protocol_version", "lock", "lease_ms", "blocks", "peer_bytes", "lookup_us", "lock_us", "read_us", "nodes", "directory_reached")
+    __slots__ = ("protocol_version", "lock", "lease_ms", "blocks", "peer_bytes", "lookup_us", "lock_us", "read_us", "nodes", "directory_reached", "predicted_us", "net_gain_us", "explanation")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     LOCK_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
@@ -185,6 +191,9 @@ class LoadResponse(_message.Message):
     READ_US_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     DIRECTORY_REACHED_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_US_FIELD_NUMBER: _ClassVar[int]
+    NET_GAIN_US_FIELD_NUMBER: _ClassVar[int]
+    EXPLANATION_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     lock: int
     lease_ms: int
@@ -195,7 +204,10 @@ class LoadResponse(_message.Message):
     read_us: int
     nodes: _containers.RepeatedCompositeFieldContainer[_common_pb2.NodeTrust]
     directory_reached: bool
-    def __init__(self, protocol_version: _Optional[int] = ..., lock: _Optional[int] = ..., lease_ms: _Optional[int] = ..., blocks: _Optional[bytes] = ..., peer_bytes: _Optional[int] = ..., lookup_us: _Optional[int] = ..., lock_us: _Optional[int] = ..., read_us: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[_common_pb2.NodeTrust, _Mapping]]] = ..., directory_reached: bool = ...) -> None: ...
+    predicted_us: int
+    net_gain_us: int
+    explanation: str
+    def __init__(self, protocol_version: _Optional[int] = ..., lock: _Optional[int] = ..., lease_ms: _Optional[int] = ..., blocks: _Optional[bytes] = ..., peer_bytes: _Optional[int] = ..., lookup_us: _Optional[int] = ..., lock_us: _Optional[int] = ..., read_us: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[_common_pb2.NodeTrust, _Mapping]]] = ..., directory_reached: bool = ..., predicted_us: _Optional[int] = ..., net_gain_us: _Optional[int] = ..., explanation: _Optional[str] = ...) -> None: ...
 
 class ReleaseRequest(_message.Message):
     __slots__ = ("session", "locks", "corrupt")

@@ -229,6 +229,14 @@ async def test_unknown_namespace_is_explained_by_its_difference(cluster: LocalCl
         await aio.connect(cluster.agents["a"].ready.engine, namespace=other, engine="x")
 
 
+@pytest.mark.parametrize("rate", [-1.0, float("nan"), float("inf")])
+async def test_attach_is_refused_in_words_when_the_prefill_rate_is_no_rate(cluster: LocalCluster, rate: float):
+    address = cluster.agents["a"].ready.engine
+    with pytest.raises(InvalidInput, match="prefill_tokens_per_s must be a positive number"):
+        await aio.connect(address, namespace=cluster.namespace, prefill_tokens_per_s=rate)
+    assert cluster.agents["a"].store.sessions == 0
+
+
 async def test_wrong_buffers_raise_and_store_nothing(cluster: LocalCluster):
     engine = await cluster.engine("a")
     fingerprints = cluster.blocks.chain(2)

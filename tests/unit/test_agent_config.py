@@ -83,11 +83,12 @@ def write(path: Path, **fields: object) -> str:
 
 def test_namespace_files_give_namespaces_and_shares(tmp_path: Path):
     (tmp_path / "salt").write_text("a long enough secret\n")
-    first = write(tmp_path / "a.json", share=3)
+    first = write(tmp_path / "a.json", share=3, prefill_tokens_per_s=8000)
     second = write(tmp_path / "b.json", tenant_salt_file="salt")
     served = read_namespaces([first, second])
     assert served[0].namespace == sample_namespace()
     assert [item.share for item in served] == [3.0, 1.0]
+    assert [item.prefill_tokens_per_s for item in served] == [8000.0, 0.0]
     assert served[1].namespace.tenant.startswith("salt:")
     assert "secret" not in repr(served)
 
@@ -97,12 +98,19 @@ def test_faults_of_all_namespace_files_come_at_once(tmp_path: Path):
         write(tmp_path / "a.json", share=0),
         write(tmp_path / "b.json", weights=""),
         str(tmp_path / "none.toml"),
+        write(tmp_path / "d.json", prefill_tokens_per_s=-1),
     ]
     (tmp_path / "c.toml").write_text("= nonsense")
     with pytest.raises(ConfigError) as caught:
         read_namespaces([*files, str(tmp_path / "c.toml")])
     text = str(caught.value)
-    for words in ("a.json: share: must be a positive number", "b.json: weights: required", "none.toml: ", "c.toml: "):
+    for words in (
+        "a.json: share: must be a positive number",
+        "b.json: weights: required",
+        "none.toml: ",
+        "d.json: prefill_tokens_per_s: ",
+        "c.toml: ",
+    ):
         assert words in text
 
 
