@@ -3,7 +3,7 @@
 
 #include "binding.hpp"
 #include "movers.hpp"
-#include "tcp_client.hpp"
+#include "tcp_reading.hpp"
 
 namespace kvdir::binding {
 namespace {
@@ -51,10 +51,12 @@ class TcpRead final : public ReadOnItsWay {
     void begin() override { reading_ = client_of(connection).try_begin(job(), statuses.data()); }
     void run() noexcept override {
         try {
-            if (reading_ != nullptr)
-                client_of(connection).finish(std::move(reading_));
-            else
+            if (reading_ != nullptr) {
+                finish();
+                reading_.reset();
+            } else {
                 client_of(connection).read(job(), statuses.data());
+            }
         } catch (const std::exception&) {
         }
     }
@@ -65,7 +67,12 @@ class TcpRead final : public ReadOnItsWay {
         return {lock, epoch, read.wanted.data(), read.blocks, read.to.data(), read.check != 0, read.deadline_ns};
     }
 
-    TcpClient::ReadingPtr reading_;
+    void finish() {
+        for (Need need = reading_->advance(); need != Need::NOTHING; need = reading_->advance())
+            if (!wait_for(client_of(connection).fd(), need, read.deadline_ns)) return reading_->end(LATE);
+    }
+
+    std::unique_ptr<TcpReading> reading_;
 };
 
 struct MoversObject {

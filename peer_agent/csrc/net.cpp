@@ -40,9 +40,9 @@ Fd new_socket(const Address& address) {
     return fd;
 }
 
-std::string endpoint(const std::string& host, uint16_t port) { return host + " port " + std::to_string(port); }
-
 }  // namespace
+
+std::string endpoint(const std::string& host, uint16_t port) { return host + " port " + std::to_string(port); }
 
 void Fd::reset() {
     if (fd_ >= 0) ::close(fd_);
@@ -55,19 +55,21 @@ void tune(int fd) {
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 }
 
-Fd connect_to(const std::string& host, uint16_t port, uint64_t deadline_ns) {
+Fd begin_connect(const std::string& host, uint16_t port) {
     const Address address = numeric_address(host, port);
     Fd fd = new_socket(address);
     tune(fd.get());
-    int error = 0;
-    if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address.storage), address.bytes) != 0) error = errno;
-    if (error == EINPROGRESS) {
-        if (!wait_for(fd.get(), POLLOUT, deadline_ns)) throw std::runtime_error("no answer in time from " + endpoint(host, port));
-        socklen_t bytes = sizeof error;
-        getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &bytes);
-    }
-    if (error != 0) throw std::runtime_error("cannot connect to " + endpoint(host, port) + ": " + error_text(error));
+    const int rc = ::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address.storage), address.bytes);
+    if (rc != 0 && errno != EINPROGRESS)
+        throw std::runtime_error("cannot connect to " + endpoint(host, port) + ": " + error_text(errno));
     return fd;
+}
+
+int connect_error(int fd) {
+    int error = 0;
+    socklen_t bytes = sizeof error;
+    getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &bytes);
+    return error;
 }
 
 Fd listen_on(const std::string& host, uint16_t port, uint16_t* bound_port) {

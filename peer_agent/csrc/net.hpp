@@ -32,7 +32,9 @@ class Fd {
 
 // Both resolve numeric addresses only ("127.0.0.1", "::1"), since name lookups know no deadline; std::runtime_error with
 // the reason otherwise. Sockets are non-blocking, close-on-exec, without Nagle's delay.
-Fd connect_to(const std::string& host, uint16_t port, uint64_t deadline_ns);
+// begin_connect does not wait: the socket becomes writable when the attempt has ended, and then connect_error says how.
+Fd begin_connect(const std::string& host, uint16_t port);
+int connect_error(int fd);
 Fd listen_on(const std::string& host, uint16_t port, uint16_t* bound_port);
 void tune(int fd);
 
@@ -55,5 +57,6 @@ class IoList {
 };
 
 std::string error_text(int error);
+std::string endpoint(const std::string& host, uint16_t port);  // for messages
 
 }  // namespace kvdir

@@ -1,13 +1,11 @@
-// Reader's side of the tcp plane: one connection, one read at a time, payloads received straight into our slots.
+// Reader's side of the tcp plane: one connection, one read at a time (tcp_reading.hpp has the read itself).
 //
 // Rules
-// - Everything waits by ppoll against the caller's deadline. A read that ends early (deadline, broken peer, close) shuts
-//   the connection: the kernel holds nothing that could still arrive, so nothing writes to the region after read returned.
-// - The peer is trusted in nothing: frames are compared with what was asked, payload lengths are ours, every header is
-//   verified against record, fingerprint and namespace, and the checksum runs over the bytes as they lie in our slot.
+// - Nothing here blocks but the two calls that say so. Connecting, TLS and the hellos go on step by step (`greet`), and so
+//   does a read, in whatever thread is free; a silent peer costs a descriptor and no thread.
+// - A read that ends early (deadline, broken peer, abort, close) closes the connection: the kernel holds nothing that could
+//   still arrive, so nothing writes to the region after the read has ended.
 // - `close` may come from any thread; the descriptor itself is closed only when no read uses it any more.
-// - A read may be begun in one thread (try_begin sends the request and never waits) and finished in another, so that the
-//   owner is at work while a mover thread wakes up.
 #pragma once
 
 #include <atomic>
@@ -16,13 +14,14 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <vector>
 
 #include "copy.hpp"
-#include "net.hpp"
+#include "stream.hpp"
 #include "wire.hpp"
 
 namespace kvdir {
+
+class TcpReading;
 
 struct ReadJob {
     uint64_t lock, epoch;
@@ -35,36 +34,53 @@ struct ReadJob {
 
 class TcpClient {
   public:
-    class Reading;  // a read that has begun; defined in tcp_client.cpp
-    struct DeleteReading {
-        void operator()(Reading* reading) const;
-    };
-    using ReadingPtr = std::unique_ptr<Reading, DeleteReading>;
+    // Begins to connect. std::runtime_error when that is refused at once; `greet` goes on.
+    TcpClient(const std::string& host, uint16_t port, MakeStream make = plain_stream);
+    // Connects, waiting in here. std::runtime_error: with the reason, also when the deadline passes.
+    TcpClient(const std::string& host, uint16_t port, uint64_t deadline_ns, MakeStream make = plain_stream);
 
-    // Throws std::runtime_error: cannot connect, no hello in time, not a kvdir data plane, another version.
-    TcpClient(const std::string& host, uint16_t port, uint64_t deadline_ns);
+    // Connect, handshake, hellos: as far as it goes without waiting. NOTHING: reads may begin. One thread at a time.
+    // std::runtime_error: cannot connect, no kvdir data plane, another version; the client is of no use then.
+    Need greet();
+    // What `greet` was waiting for, as the reason of a deadline that passed.
+    std::string late_reason() const;
 
-    // `job` and what it points to, and `statuses`, must live until the read is finished.
+    // Waits in here, also for other reads of this connection.
     void read(const ReadJob& job, uint8_t* statuses);
-    // Null when another read has the connection. The reading must go to `finish`; destroying it instead breaks the
-    // connection, because its answer is on the way.
-    ReadingPtr try_begin(const ReadJob& job, uint8_t* statuses);
-    void finish(ReadingPtr reading);
+    // Sends the request. Null when another read has the connection. `job` and what it points to, and `statuses`, must live
+    // as long as the reading; destroying one that is not done breaks the connection, because its answer is on the way.
+    std::unique_ptr<TcpReading> try_begin(const ReadJob& job, uint8_t* statuses);
 
     bool broken() const { return broken_.load(std::memory_order_acquire); }
     void close();
     uint64_t epoch() const { return epoch_; }
+    int fd() const { return fd_; }
 
   private:
-    class Turn;
+    friend class TcpReading;
+    enum class Stage : uint8_t { CONNECT, HANDSHAKE, HELLO, READY };
 
-    void give_up();
+    void say_hello();
+    Need hear_hello();
+    void take_hello();
+    void give_up();   // by who has the connection: nothing more may arrive on it
+    void end_turn();
 
-    Fd fd_;
+    const std::string where_;
+    const MakeStream make_;
+    Stage stage_ = Stage::CONNECT;
+    Fd socket_;  // until the handshake begins; then the stream has it
+    int fd_ = -1;
+    std::unique_ptr<Stream> stream_;
+    wire::Hello hello_{};  // the part of the peer's hello that has arrived
+    size_t hello_bytes_ = 0;
+    IoList outgoing_;
+    wire::Hello ours_{};
     uint64_t epoch_ = 0;
-    std::mutex mutex_;  // guards busy_, and the life of fd_ where no read has it
+
+    std::mutex mutex_;  // guards busy_, and the life of stream_ where no read has it
     std::condition_variable turn_;
-    bool busy_ = false;  // a read has fd_
+    bool busy_ = false;  // a read has stream_
     std::atomic<bool> broken_{false};
 };
 

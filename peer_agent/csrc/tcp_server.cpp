@@ -23,8 +23,8 @@ const Record* Grant::find(uint64_t offset) const {
 }
 
 TcpServer::TcpServer(Region region, uint64_t epoch, const std::string& host, uint16_t port, size_t max_connections,
-                     Patience patience)
-    : region_(std::move(region)), epoch_(epoch), max_connections_(max_connections), patience_(patience) {
+                     Patience patience, MakeStream make)
+    : region_(std::move(region)), epoch_(epoch), max_connections_(max_connections), patience_(patience), make_(std::move(make)) {
     if (max_connections == 0) throw std::invalid_argument("max_connections must be at least 1");
     listener_ = listen_on(host, port, &port_);
     epoll_ = Fd(epoll_create1(EPOLL_CLOEXEC));
@@ -49,7 +49,7 @@ void TcpServer::close() {
     }
     thread_.join();
     connections_.clear();
-    listener_.reset();
+    for (Fd* fd : {&listener_, &epoll_, &wake_}) fd->reset();
     stats_.connections = 0;
 }
 
@@ -92,10 +92,14 @@ std::shared_ptr<const Grant> TcpServer::grant_of(uint64_t lock) {
 
 void TcpServer::run() {
     std::array<epoll_event, 64> events;
+    std::vector<int> again;
     uint64_t swept = now_ns();
     while (true) {
         const bool needs_clock = accept_paused_ || !connections_.empty();
-        const int ready = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), needs_clock ? patience_.sweep_ms : -1);
+        const int timeout_ms = !again_.empty() ? 0 : needs_clock ? patience_.sweep_ms : -1;
+        const int ready = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), timeout_ms);
+        again.clear();
+        again.swap(again_);
         for (int i = 0; i < ready; ++i) {
             const int fd = events[static_cast<size_t>(i)].data.fd;
             if (fd == wake_.get()) return;
@@ -103,6 +107,11 @@ void TcpServer::run() {
                 accept_all();
             else
                 handle(fd, events[static_cast<size_t>(i)].events);
+        }
+        for (const int fd : again) {
+            const auto at = connections_.find(fd);
+            if (at != connections_.end()) at->second->again = false;
+            handle(fd, 0);
         }
         if (now_ns() - swept < static_cast<uint64_t>(patience_.sweep_ms) * 1000000ULL) continue;
         sweep();
@@ -116,9 +125,10 @@ void TcpServer::handle(int fd, uint32_t events) {
     if (at == connections_.end()) return;  // dropped by an earlier event of this batch
     Connection& connection = *at->second;
     bool keep = (events & (EPOLLERR | EPOLLHUP)) == 0;
+    // A peer that half-closes while it does not take its answer has left.
+    if ((events & EPOLLRDHUP) != 0 && !connection.out.done()) keep = false;
     try {
-        if (keep && (events & EPOLLIN) != 0) keep = receive(connection);
-        if (keep && connection.watched == kBlockedEvents) keep = (events & EPOLLRDHUP) == 0 && send_some(connection);
+        keep = keep && move(connection);
     } catch (const std::exception&) {
         keep = false;  // out of memory: this connection ends, the others go on
     }
@@ -142,10 +152,15 @@ void TcpServer::accept_all() {
         tune(fd.get());
         const int key = fd.get();
         auto connection = std::make_unique<Connection>();
-        connection->fd = std::move(fd);
         connection->progress_ns = now_ns();
+        try {
+            connection->stream = make_(std::move(fd));
+        } catch (const std::exception&) {
+            ++stats_.connections_refused;
+            continue;
+        }
         epoll_event event{};
-        event.events = kIdleEvents;
+        event.events = connection->watched;
         event.data.fd = key;
         if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, key, &event) != 0) continue;
         connections_[key] = std::move(connection);
@@ -190,12 +205,18 @@ void TcpServer::sweep() {
     accept_paused_ = epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, listener_.get(), &event) != 0;
 }
 
-void TcpServer::watch(Connection& connection, uint32_t events) {
+void TcpServer::end_turn(Connection& connection) {
+    if (std::exchange(connection.again, true)) return;
+    again_.push_back(connection.stream->fd());
+}
+
+void TcpServer::watch(Connection& connection, Io wanted) {
+    const uint32_t events = (wanted == Io::WANT_WRITE ? EPOLLOUT : EPOLLIN) | EPOLLRDHUP;
     if (connection.watched == events) return;
     epoll_event event{};
     event.events = events;
-    event.data.fd = connection.fd.get();
-    epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, connection.fd.get(), &event);
+    event.data.fd = connection.stream->fd();
+    epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, connection.stream->fd(), &event);
     connection.watched = events;
 }
 

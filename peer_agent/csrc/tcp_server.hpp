@@ -4,7 +4,7 @@
 // - Only slots that a live grant names are served, at the generation and length that it names; anything else is a status.
 // - One epoll thread, non-blocking sockets. A slow reader holds its own socket buffer and nothing else; memory per
 //   connection is bounded (one request of kMaxRequestBlocks refs, one group of headers); a turn sends at most kTurnBytes.
-// - A connection that does not say hello, stops half way through a request, or does not drain its answer is closed after a
+// - A connection that does not finish its handshake, does not say hello, stops half way through a request, or does not drain its answer is closed after a
 //   while. When max_connections are open, the one idle for longest gives way, if any is idle at all.
 // - grant, revoke and stats may come from any thread; no lock is held while bytes move.
 #pragma once
@@ -20,6 +20,7 @@
 
 #include "net.hpp"
 #include "slot.hpp"
+#include "stream.hpp"
 #include "wire.hpp"
 
 namespace kvdir {
@@ -41,7 +42,7 @@ struct ServerStats {
 
 // How long a connection may keep still, nanoseconds. Looked at every `sweep_ms`.
 struct Patience {
-    uint64_t hello = 5000000000ULL;     // connected, has not said hello
+    uint64_t hello = 5000000000ULL;     // connected, has not finished the handshake and said hello
     uint64_t request = 10000000000ULL;  // half a request received
     uint64_t drain = 30000000000ULL;    // does not take its answer
     uint64_t idle = 10000000000ULL;     // with nothing to do, before it may have to give way to a new one
@@ -52,7 +53,7 @@ class TcpServer {
   public:
     // The region must stay mapped until close. Throws std::runtime_error when it cannot listen.
     TcpServer(Region region, uint64_t epoch, const std::string& host, uint16_t port, size_t max_connections,
-              Patience patience = {});
+              Patience patience = {}, MakeStream make = plain_stream);
     ~TcpServer();
 
     uint16_t port() const { return port_; }
@@ -72,12 +73,15 @@ class TcpServer {
     bool make_room();
     void drop(int fd);
     void sweep();
-    void watch(Connection& connection, uint32_t events);
+    void watch(Connection& connection, Io wanted);
+    void end_turn(Connection& connection);
 
-    bool receive(Connection& connection);
+    bool move(Connection& connection);
+    Moved receive_some(Connection& connection);
     bool parse(Connection& connection);
     bool parse_hello(Connection& connection);
-    bool send_some(Connection& connection);
+    bool send_some(Connection& connection, size_t* budget);
+    void next_part(Connection& connection);
     void begin_group(Connection& connection);
     void append_trailers(Connection& connection);
     Status admit(const Connection& connection, const wire::SlotRef& ref, uint64_t now, SlotHeader* header) const;
@@ -89,10 +93,12 @@ class TcpServer {
     const uint64_t epoch_;
     const size_t max_connections_;
     const Patience patience_;
+    const MakeStream make_;
     uint16_t port_ = 0;
     Fd listener_, epoll_, wake_;
     bool accept_paused_ = false;
     Connections connections_;
+    std::vector<int> again_;  // connections whose turn ended before they had to wait, each once
     ServerStats stats_;
 
     static constexpr size_t kForgetFrom = 64;

@@ -1,10 +1,7 @@
 // The protocol half of the tcp server: frames in, groups out. The other half, sockets and time, is tcp_server.cpp.
 // Functions that return false mean: drop the connection.
-#include <sys/socket.h>
-
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cstring>
 
 #include "clock.hpp"
@@ -14,9 +11,8 @@
 namespace kvdir {
 namespace {
 
-constexpr size_t kTurnBytes = 4 << 20;
+constexpr size_t kTurnBytes = 4 << 20;  // sent and received before other connections get a turn
 constexpr size_t kInputBytes = sizeof(wire::Request) + wire::kMaxRequestBlocks * sizeof(wire::SlotRef);
-constexpr size_t kIovMax = 1024;
 
 void append(std::vector<uint8_t>& buffer, const void* data, size_t bytes) {
     const auto* from = static_cast<const uint8_t*>(data);
@@ -25,19 +21,37 @@ void append(std::vector<uint8_t>& buffer, const void* data, size_t bytes) {
 
 }  // namespace
 
-bool TcpServer::receive(Connection& connection) {
-    std::array<uint8_t, 16384> buffer;
-    while (!connection.answering && connection.input.size() < kInputBytes) {
-        const size_t room = std::min(buffer.size(), kInputBytes - connection.input.size());
-        const ssize_t got = recv(connection.fd.get(), buffer.data(), room, 0);
-        if (got == 0) return false;
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0) return errno == EAGAIN || errno == EWOULDBLOCK;
+// Goes on with whatever the connection is at until it has to wait or its turn is over.
+bool TcpServer::move(Connection& connection) {
+    if (!connection.secured) {
+        const Io io = connection.stream->handshake();
+        if (io == Io::CLOSED) return refuse_protocol();
+        if (io != Io::MOVED) return watch(connection, io), true;
+        connection.secured = true;
         connection.progress_ns = now_ns();
-        append(connection.input, buffer.data(), static_cast<size_t>(got));
-        if (!parse(connection) || !send_some(connection)) return false;
     }
-    return true;
+    size_t budget = kTurnBytes;
+    while (true) {
+        if (!send_some(connection, &budget)) return false;
+        if (!connection.out.done()) return true;
+        const Moved got = receive_some(connection);
+        if (got.io == Io::CLOSED) return false;
+        if (got.io != Io::MOVED) return watch(connection, got.io), true;
+        if (!parse(connection)) return false;
+        budget -= std::min(budget, got.bytes);
+        if (budget == 0) return end_turn(connection), true;
+    }
+}
+
+// Nothing is left to send and no whole frame to answer, so there is room.
+Moved TcpServer::receive_some(Connection& connection) {
+    std::array<uint8_t, 16384> buffer;
+    const iovec room{buffer.data(), std::min(buffer.size(), kInputBytes - connection.input.size())};
+    const Moved got = connection.stream->readv(&room, 1);
+    if (got.io != Io::MOVED) return got;
+    connection.progress_ns = now_ns();
+    append(connection.input, buffer.data(), got.bytes);
+    return got;
 }
 
 bool TcpServer::refuse_protocol() {
@@ -70,7 +84,7 @@ bool TcpServer::parse_hello(Connection& connection) {
 
 // Turns input into the next thing to send, if a whole frame is there.
 bool TcpServer::parse(Connection& connection) {
-    if (!connection.out.done() || connection.answering) return true;
+    if (!connection.out.done() || connection.answering || connection.input.empty()) return true;
     if (!connection.greeted) return parse_hello(connection);
     wire::Request request{};
     std::memcpy(&request, connection.input.data(), std::min(sizeof request, connection.input.size()));
@@ -142,41 +156,38 @@ void TcpServer::begin_group(Connection& connection) {
     stats_.refused += refused;
 }
 
-bool TcpServer::send_some(Connection& connection) {
-    size_t sent = 0;
+// Sends the answer under way, and those to further requests that have arrived.
+bool TcpServer::send_some(Connection& connection, size_t* budget) {
     while (true) {
         while (!connection.out.done()) {
-            if (sent >= kTurnBytes) return watch(connection, kBlockedEvents), true;
-            msghdr message{};
-            message.msg_iov = connection.out.parts();
-            message.msg_iovlen = std::min(connection.out.count(), kIovMax);
-            const ssize_t n = sendmsg(connection.fd.get(), &message, MSG_NOSIGNAL);
-            if (n < 0 && errno == EINTR) continue;
-            if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return watch(connection, kBlockedEvents), true;
-            if (n < 0) return false;
-            connection.out.advance(static_cast<size_t>(n));
+            if (*budget == 0) return end_turn(connection), true;
+            const Moved moved = connection.stream->writev(connection.out.parts(), connection.out.count());
+            if (moved.io == Io::CLOSED) return false;
+            if (moved.io != Io::MOVED) return watch(connection, moved.io), true;
+            connection.out.advance(moved.bytes);
             connection.progress_ns = now_ns();
-            sent += static_cast<size_t>(n);
+            *budget -= std::min(*budget, moved.bytes);
         }
         if (connection.last_words) return false;
-        if (connection.answering) {
-            connection.out.clear();
-            connection.control.clear();
-            const bool more = connection.end < connection.request.count;
-            if (connection.trailers_due) append_trailers(connection);
-            if (more) {
-                begin_group(connection);
-                continue;
-            }
-            connection.out.add(connection.control.data(), connection.control.size());
-            if (!connection.out.done()) continue;
-            connection.answering = false;
-            connection.grant.reset();
-            ++stats_.reads;
-        }
+        if (connection.answering) next_part(connection);
+        if (!connection.out.done()) continue;
         if (!parse(connection)) return false;
-        if (connection.out.done() && !connection.answering) return watch(connection, kIdleEvents), true;
+        if (connection.out.done() && !connection.answering) return true;
     }
+}
+
+// Puts into `out` what comes behind the part that has been sent: trailers, the next group, or nothing more.
+void TcpServer::next_part(Connection& connection) {
+    connection.out.clear();
+    connection.control.clear();
+    const bool more = connection.end < connection.request.count;
+    if (connection.trailers_due) append_trailers(connection);
+    if (more) return begin_group(connection);
+    connection.out.add(connection.control.data(), connection.control.size());
+    if (!connection.out.done()) return;
+    connection.answering = false;
+    connection.grant.reset();
+    ++stats_.reads;
 }
 
 }  // namespace kvdir

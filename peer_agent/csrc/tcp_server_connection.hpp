@@ -8,16 +8,16 @@
 #include <memory>
 #include <vector>
 
+#include "stream.hpp"
 #include "tcp_server.hpp"
 
 namespace kvdir {
 
-constexpr uint32_t kIdleEvents = EPOLLIN | EPOLLRDHUP;
-constexpr uint32_t kBlockedEvents = EPOLLOUT | EPOLLRDHUP;
-
 struct TcpServer::Connection {
-    Fd fd;
-    uint32_t watched = kIdleEvents;
+    std::unique_ptr<Stream> stream;
+    uint32_t watched = EPOLLIN | EPOLLRDHUP;
+    bool again = false;        // listed in again_
+    bool secured = false;      // the stream's handshake is done
     uint64_t progress_ns = 0;  // when bytes last moved
     bool greeted = false;
     bool last_words = false;      // close once `out` is sent
