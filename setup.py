@@ -27,6 +27,7 @@ def extension(name: str, source_dir: str) -> Extension:
         language="c++",
         extra_compile_args=flags,
         extra_link_args=link,
+        libraries=["dl"],
         define_macros=[("Py_LIMITED_API", "0x030B0000")],
         py_limited_api=True,
     )
