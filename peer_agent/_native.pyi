@@ -82,6 +82,32 @@ def read_slots(
     longer than its destination is CORRUPT. `source` may be any mapping: records come from a peer and are checked against it.
     """
 
+def plan_gets(
+    region: Packed, records: Packed, destinations: Packed, source_bytes: int
+) -> tuple[bytes, bytes, bytes, bytes, bytes]:
+    """What a one-sided read of these blocks has to get: (statuses, slots, remote, local, lengths).
+
+    statuses: a byte per record, 255 where a get is due, else final: ABSENT (absent, or outside the peer's arena of
+    source_bytes) or CORRUPT (longer than its destination). The others, u64 LE of the due ones in order: offsets of header and
+    of payload in the peer's arena, address of our payload, length. ValueError unless destinations are distinct reserved slots
+    of ours.
+    """
+
+def verify_gets(
+    region: Packed,
+    records: Packed,
+    namespace_digest: Packed,
+    fingerprints: Packed,
+    width: int,
+    destinations: Packed,
+    headers: Packed,
+    statuses: Packed,
+) -> bytes:
+    """Statuses with every 255 decided: by the header (128 bytes of each due block, in order) and the payload's XXH3-64.
+
+    Headers must have been asked for after all payloads had arrived; csrc/gets.hpp says why that suffices.
+    """
+
 def ok_bytes(records: Packed, statuses: Packed) -> int:
     """Payload bytes of the present records whose status is OK."""
 

@@ -57,6 +57,9 @@ std::vector<T> unpack(const Buffer& buffer, const char* what) {
     return items;
 }
 
+// Throws std::invalid_argument unless as many items (`what`) came as there are records.
+void require_count(size_t found, size_t wanted, const char* what);
+
 // Checks that namespace digest and fingerprints describe exactly `count` blocks.
 Blocks blocks_of(const Buffer& namespace_digest, const Buffer& fingerprints, unsigned int width, size_t count);
 
@@ -115,7 +118,9 @@ void free_object(PyObject* self);
 // Adds a type to the module under `name`; -1 with an exception set on failure. `type` (may be null) gets a new reference.
 int add_type(PyObject* module, const char* name, PyType_Spec* spec, PyObject** type);
 
-// module_tcp.cpp: TcpServer and TcpConnection. module_movers.cpp: Movers. -1 with an exception set on failure.
+// module_tcp.cpp: TcpServer and TcpConnection. module_movers.cpp: Movers. module_gets.cpp: plan_gets and verify_gets. -1 with an
+// exception set on failure.
+int add_gets_functions(PyObject* module);
 int add_tcp_types(PyObject* module);
 int add_movers_type(PyObject* module);
 

@@ -5,14 +5,11 @@
 #include "raw_stream.hpp"
 
 namespace kvdir::binding {
-namespace {
 
 void require_count(size_t found, size_t wanted, const char* what) {
     if (found != wanted)
         throw std::invalid_argument(std::to_string(found) + " " + what + " for " + std::to_string(wanted) + " records");
 }
-
-}  // namespace
 
 Blocks blocks_of(const Buffer& namespace_digest, const Buffer& fingerprints, unsigned int width, size_t count) {
     if (width != 8 && width != 16 && width != 32)
@@ -283,6 +280,7 @@ PyMethodDef functions[] = {
 
 int exec(PyObject* module) {
     if (PyModule_AddIntConstant(module, "HEADER_BYTES", static_cast<long>(kHeaderBytes)) != 0) return -1;
+    if (add_gets_functions(module) != 0) return -1;
     return add_tcp_types(module) != 0 ? -1 : add_movers_type(module);
 }
 

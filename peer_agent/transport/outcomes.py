@@ -14,18 +14,24 @@ RECORD = np.dtype([("offset", "<u8"), ("generation", "<u8"), ("checksum", "<u8")
 assert RECORD.itemsize == BLOCK_RECORD_BYTES
 
 
-def settled_outcome(blocks: ReadList, statuses: bytes) -> ReadOutcome:
-    """An outcome after which nothing writes to the destinations any more."""
-    settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    settled.set_result(None)
+def settled_outcome(blocks: ReadList, statuses: bytes, *, settled: asyncio.Future[None] | None = None) -> ReadOutcome:
+    """settled: of a transfer that may still write; None: nothing writes to the destinations any more."""
+    if settled is None:
+        settled = asyncio.get_running_loop().create_future()
+        settled.set_result(None)
     return ReadOutcome(statuses, settled, _native.ok_bytes(blocks.records, statuses))
 
 
 def uniform_outcome(blocks: ReadList, status: ReadStatus) -> ReadOutcome:
     """Every block has the same status, except that blocks the owner called absent stay ABSENT. ValueError: bad shape."""
     check_shape(blocks)
+    return settled_outcome(blocks, uniform_statuses(blocks, status))
+
+
+def uniform_statuses(blocks: ReadList, status: ReadStatus) -> bytes:
+    """One byte a block: `status`, or ABSENT where the owner said so. The list's shape has been checked."""
     present = np.frombuffer(blocks.records, RECORD)["state"] == 1
-    return settled_outcome(blocks, np.where(present, status, ReadStatus.ABSENT).astype(np.uint8).tobytes())
+    return np.where(present, status, ReadStatus.ABSENT).astype(np.uint8).tobytes()
 
 
 def check_shape(blocks: ReadList) -> None:
