@@ -3,6 +3,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PEERS := .venv-peers
 NATIVE_SOURCES := $(wildcard kvdir/index/csrc/*.[ch]pp peer_agent/csrc/*.[ch]pp third_party/xxhash/*.h)
 NATIVE := kvdir/index/_native.abi3.so peer_agent/_native.abi3.so
 PROTOS := $(sort $(wildcard proto/*/v1/*.proto))
@@ -69,19 +70,26 @@ verify-docs: setup ## Fail if generated documentation is out of date
 
 check: lint test-native test ## What CI runs
 
-bench: setup ## All benchmarks, as tables
+bench: setup $(PEERS)/.installed ## All benchmarks, as tables
 	$(BIN)/kvdir bench index
 	$(BIN)/kvdir bench ingest
 	$(BIN)/kvdir bench lookup
 	$(BIN)/kvdir bench sketch
 	$(BIN)/kvdir bench snapshot
 	$(BIN)/kvdir bench faults
-	$(BIN)/peer-agent bench read
+	$(BIN)/peer-agent bench read --peers-python $(PEERS)/bin/python
+
+bench-read: setup $(PEERS)/.installed ## Reads of all planes beside NIXL and Mooncake, against the bars (ARGS="--runs 1")
+	$(BIN)/python bench/read.py --peers-python $(PEERS)/bin/python $(ARGS)
+
+$(PEERS)/.installed: bench/install_peers.sh
+	bench/install_peers.sh $(BIN)/python $(PEERS)
+	@touch $@
 
 wheel: setup ## Build the abi3 wheel into dist/
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 clean: ## Remove everything that was built
-	rm -rf $(VENV) build dist *.egg-info $(NATIVE) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) build dist *.egg-info $(NATIVE) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-.PHONY: help setup demo test soak test-native lint fmt proto verify-proto docs verify-docs check bench wheel clean
+.PHONY: help setup demo test soak test-native lint fmt proto verify-proto docs verify-docs check bench bench-read wheel clean

@@ -1,44 +1,74 @@
-"""Read speed of the data planes against the bars of this project: shm >= 0.7 of memcpy, tcp >= 0.8 of a raw stream.
+"""`peer-agent bench read` against the bars of this project. Exit code 1 when one is missed.
 
-    .venv/bin/python bench/read.py [--output json] [--seconds 3]
+    make bench-read                       installs NIXL and Mooncake in an environment of their own
+    .venv/bin/python bench/read.py --help
 
-Exit code 1 when a bar is missed. Same figures as `peer-agent bench read`.
+A plane is compared with its like: shm with NIXL on whatever it finds on one host, tcp with NIXL over TCP, both with Mooncake.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
-from peer_agent.cli.bench_read import run_read_bench
+import click
 
-BARS = {"shm": ("ratio_to_memcpy", 0.7), "tcp": ("ratio_to_raw_tcp", 0.8)}
+from peer_agent.cli.bench import measure_reads, read_options
+from peer_agent.cli.bench_read.cells import Cell
+
+KIB = 1 << 10
+LARGE = tuple(Cell(size, blocks) for blocks in (32, 256) for size in (64 * KIB, 512 * KIB, 2048 * KIB))
+MIDDLE, SMALL = Cell(512 * KIB, 32), Cell(4 * KIB, 256)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", choices=("table", "json"), default="table")
-    parser.add_argument("--seconds", type=float, default=3.0, help="per cell of block size and count")
-    options = parser.parse_args()
-    result = run_read_bench(
-        seconds_per_cell=options.seconds, progress=lambda cell: print(f"... {cell}", file=sys.stderr, flush=True)
-    )
-    missed = [row for row in result["rows"] if row[BARS[row["plane"]][0]] < BARS[row["plane"]][1]]
-    if options.output == "json":
-        print(json.dumps({**result, "bars_missed": len(missed)}))
-        return 1 if missed else 0
-    print(result["machine"])
-    for row in result["rows"]:
-        key, bar = BARS[row["plane"]]
-        verdict = "ok" if row[key] >= bar else f"below {bar}"
-        print(
-            f"{row['plane']:4} {row['block_bytes'] >> 10:5} KiB x {row['blocks']:<4} {row['gb_per_s']:7.2f} GB/s"
-            f"  memcpy {row['ratio_to_memcpy']:.2f}  raw tcp {row['ratio_to_raw_tcp']:.2f}"
-            f"  p50 {row['p50_us']:9.0f} us  p99 {row['p99_us']:9.0f} us  {verdict}"
-        )
-    return 1 if missed else 0
+@dataclass(frozen=True, slots=True)
+class Bar:
+    plane: str
+    figure: str
+    bound: float
+    cells: tuple[Cell, ...]
+    at_most: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.plane} {self.figure} {'<=' if self.at_most else '>='} {self.bound}"
+
+    def judge(self, rows: Mapping[tuple[str, Cell], Mapping[str, Any]]) -> list[dict[str, Any]]:
+        verdicts = []
+        for cell in self.cells:
+            figure = rows.get((self.plane, cell), {}).get(self.figure)
+            met = None if figure is None else (figure <= self.bound if self.at_most else figure >= self.bound)
+            verdicts.append({"bar": str(self), "read": cell.label, "figure": figure, "met": met})
+        return verdicts
+
+
+BARS = (
+    Bar("shm", "ratio_to_memcpy", 0.9, LARGE),
+    Bar("shm", "ratio_to_nixl", 1.7, LARGE),
+    Bar("shm", "ratio_to_mooncake", 1.7, LARGE),
+    Bar("shm", "p99_over_p50", 2.0, LARGE, at_most=True),
+    Bar("tcp", "ratio_to_raw_tcp", 0.95, (MIDDLE,)),
+    Bar("tcp", "ratio_to_raw_tcp", 0.8, (SMALL,)),
+    Bar("tcp", "ratio_to_nixl_tcp", 1.7, (MIDDLE, SMALL)),
+    Bar("tcp", "ratio_to_mooncake", 1.7, (MIDDLE, SMALL)),
+    Bar("tcp", "p99_over_p50", 2.0, (MIDDLE, SMALL), at_most=True),
+)
+"""p99 counts on an idle machine only; the answer's `machine` has its load."""
+
+
+def judge(document: Mapping[str, Any]) -> dict[str, Any]:
+    rows = {(row["plane"], Cell(row["block_bytes"], row["blocks"])): row for row in document["rows"]}
+    verdicts = [verdict for bar in BARS for verdict in bar.judge(rows)]
+    return {"bars": verdicts, "bars_missed": sum(verdict["met"] is False for verdict in verdicts)}
+
+
+@click.command(help=__doc__)
+@read_options
+def main(seconds_per_cell: float, runs: int, peers_python: str, output: str, progress: bool | None) -> None:
+    document = measure_reads(seconds_per_cell, runs, peers_python, output=output, progress=progress, judge=judge)
+    sys.exit(1 if document["bars_missed"] else 0)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -17,7 +17,8 @@ import click
 from kvdir.cli.output import CommandFailed, Exit, emit, facts, output_option, progress_bar, progress_option, stack, table
 
 Advance = Callable[..., None]
-Measure = Callable[[Advance], Mapping[str, Any]]
+Document = Mapping[str, Any]
+Measure = Callable[[Advance], Document]
 
 
 @click.group()
@@ -116,10 +117,13 @@ def faults(output: str, progress: bool | None) -> None:
     run_bench("faults", measure, output=output, progress=progress)
 
 
-def run_bench(name: str, measure: Measure, *, output: str, progress: bool | None) -> None:
-    """Runs `measure(advance)` and prints the mapping it returns; `advance(share, text)` reports progress, shares sum to 1.
+def run_bench(
+    name: str, measure: Measure, *, output: str, progress: bool | None, view: Callable[[Document], object] | None = None
+) -> Document:
+    """Runs `measure(advance)`, prints the mapping it returns and gives it back, the machine added.
 
-    The key `rows` (a list of mappings), if there is one, becomes a table of its own.
+    `advance(share, text)` reports progress, shares sum to 1. For people, `view` draws the answer; without one the key `rows` (a
+    list of mappings), if there is one, becomes a table of its own.
     """
     with progress_bar(name, 1.0, show=progress) as advance:
         try:
@@ -131,7 +135,8 @@ def run_bench(name: str, measure: Measure, *, output: str, progress: bool | None
                 f"bench {name} needs the native modules: {error}. Run `make setup`.", exit=Exit.START
             ) from error
     document = {"bench": name, **figures, "machine": machine()}
-    emit(document, lambda: _view(name, document), output=output)
+    emit(document, lambda: view(document) if view is not None else _view(name, document), output=output)
+    return document
 
 
 def machine() -> dict[str, Any]:

@@ -1,14 +1,17 @@
-"""`peer-agent bench`: the data planes on this machine, beside a plain memcpy and a raw TCP stream from the same run."""
+"""`peer-agent bench`: the data planes on this machine, beside memcpy, a raw TCP stream and other libraries in the same run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import click
 
-from kvdir.cli.bench import Advance, run_bench
+from kvdir.cli.bench import Advance, Document, run_bench
 from kvdir.cli.output import output_option, progress_option
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @click.group()
@@ -16,23 +19,65 @@ def bench() -> None:
     """Measure the data planes: each figure beside its yardstick, all in one run."""
 
 
-@bench.command()
-@click.option(
-    "--seconds-per-cell",
-    type=click.FloatRange(min=0.05),
-    default=3.0,
-    show_default=True,
-    help="Time for one block size and count; more is steadier.",
-)
-@output_option
-@progress_option
-def read(seconds_per_cell: float, output: str, progress: bool | None) -> None:
-    """Verified reads by shm and tcp, at several block sizes and counts; ratios to memcpy and to a raw TCP stream."""
+def read_options(function: F) -> F:
+    """The options of `bench read`, shared with bench/read.py."""
+    for option in reversed(
+        (
+            click.option(
+                "--seconds-per-cell",
+                type=click.FloatRange(min=0.05),
+                default=3.0,
+                show_default=True,
+                help="Time for one run of one block size and count; more is steadier.",
+            ),
+            click.option("--runs", type=click.IntRange(min=1), default=3, show_default=True, help="Medians are of so many."),
+            click.option(
+                "--peers-python",
+                metavar="PATH",
+                default=sys.executable,
+                show_default="this one",
+                help='A Python that has NIXL or Mooncake Transfer Engine installed; "" leaves them out.',
+            ),
+            output_option,
+            progress_option,
+        )
+    ):
+        function = option(function)
+    return function
 
-    def measure(advance: Advance) -> Mapping[str, Any]:
-        from peer_agent.cli.bench_read import BLOCK_BYTES, BLOCKS, run_read_bench
 
-        share = 1 / (len(BLOCK_BYTES) * len(BLOCKS))
-        return run_read_bench(seconds_per_cell=seconds_per_cell, progress=lambda text: advance(share, text))
+@bench.command(short_help="Verified reads, all planes, beside memcpy, raw TCP, NIXL, Mooncake.")
+@read_options
+def read(seconds_per_cell: float, runs: int, peers_python: str, output: str, progress: bool | None) -> None:
+    """Verified reads by every plane, at several block sizes and counts, beside memcpy and a raw TCP stream.
 
-    run_bench("read", measure, output=output, progress=progress)
+    NIXL and Mooncake Transfer Engine take part where they are installed; what is left out is said, with the reason.
+
+    \b
+    Examples:
+      peer-agent bench read
+      peer-agent bench read --runs 1 --seconds-per-cell 0.5 --peers-python ""
+      make bench-read                              installs both libraries apart, and judges
+    """
+    measure_reads(seconds_per_cell, runs, peers_python, output=output, progress=progress)
+
+
+def measure_reads(
+    seconds_per_cell: float,
+    runs: int,
+    peers_python: str,
+    *,
+    output: str,
+    progress: bool | None,
+    judge: Callable[[Document], Mapping[str, Any]] = lambda document: {},
+) -> Document:
+    """Runs the bench and prints its table or document; what `judge` says about it becomes part of both."""
+    from peer_agent.cli.bench_read import BenchOptions, run_read_bench
+    from peer_agent.cli.bench_read.view import read_view
+
+    def measure(advance: Advance) -> Document:
+        options = BenchOptions(seconds_per_cell=seconds_per_cell, runs=runs, peers_python=peers_python)
+        figures = run_read_bench(options, progress=advance)
+        return {**figures, **judge(figures)}
+
+    return run_bench("read", measure, output=output, progress=progress, view=read_view)

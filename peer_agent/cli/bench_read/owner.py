@@ -1,0 +1,114 @@
+"""The owner process: fills an arena, serves it over our planes and as a raw TCP stream, until its pipe closes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection as Pipe
+
+import uvloop
+
+from peer_agent import _native
+from peer_agent.cli.bench_read.cells import LOCK, OWNER_EPOCH, Content, Grid, fill
+from peer_agent.cli.bench_read.planes import open_plane
+from peer_agent.memory.arena import Arena
+
+DEADLINE_S = 30.0
+"""Of every single wait in the bench: a read, a start, an end."""
+_FILL_S = 120.0
+RAW_REQUEST = struct.Struct("<QQ")
+"""offset, bytes"""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What the owner process says it serves."""
+
+    pid: int
+    arena_path: str
+    descriptors: dict[str, bytes]
+    raw_port: int
+    content: dict[int, Content]
+
+
+@contextlib.contextmanager
+def owner_process(grid: Grid, path: str, planes: tuple[str, ...]) -> Iterator[Offer]:
+    """Runs an owner for as long as the context lasts. RuntimeError if it does not get ready."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    owner = context.Process(target=_own, args=(theirs, grid, path, planes), daemon=True)
+    owner.start()
+    theirs.close()
+    try:
+        if not ours.poll(_FILL_S):
+            raise RuntimeError(f"the owner process was not ready within {_FILL_S:.0f} s")
+        yield _offer(ours)
+    finally:
+        ours.close()  # the owner ends when its pipe does
+        owner.join(DEADLINE_S)
+        if owner.is_alive():
+            owner.kill()
+            owner.join()
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+
+
+def _offer(pipe: Pipe) -> Offer:
+    try:
+        offer = pipe.recv()
+    except EOFError:
+        raise RuntimeError("the owner process ended before it was ready; its traceback is above") from None
+    assert isinstance(offer, Offer)
+    return offer
+
+
+def _own(pipe: Pipe, grid: Grid, path: str, planes: tuple[str, ...]) -> None:
+    with Arena.create(path, grid.owner_classes(), epoch=OWNER_EPOCH, prefault=True) as arena:
+        uvloop.run(_serve(pipe, arena, planes))
+
+
+async def _serve(pipe: Pipe, arena: Arena, planes: tuple[str, ...]) -> None:
+    content = fill(arena)
+    transports = [open_plane(name, arena) for name in planes]
+    records = b"".join(part.records for part in content.values())
+    descriptors = {}
+    for name, transport in zip(planes, transports, strict=True):
+        descriptors[name] = await transport.export()
+        transport.grant(LOCK, records, expires_s=time.monotonic() + 3600)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        pipe.send(Offer(os.getpid(), arena.path, descriptors, listener.getsockname()[1], content))
+        raw = asyncio.create_task(asyncio.to_thread(_serve_raw, listener, arena))
+        await asyncio.to_thread(_wait_until_closed, pipe)
+        listener.shutdown(socket.SHUT_RDWR)  # an accept that nobody came for ends, too
+        await raw
+    for transport in transports:
+        await transport.close()
+
+
+def _wait_until_closed(pipe: Pipe) -> None:
+    with contextlib.suppress(EOFError):
+        pipe.recv()
+
+
+def _serve_raw(listener: socket.socket, arena: Arena) -> None:
+    """Answers each request with that many bytes of arena memory, until the reader goes away."""
+    try:
+        connection, _ = listener.accept()
+    except OSError:
+        return
+    with connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while len(request := connection.recv(RAW_REQUEST.size, socket.MSG_WAITALL)) == RAW_REQUEST.size:
+            offset, size = RAW_REQUEST.unpack(request)
+            _native.stream_send(connection.fileno(), arena.region[offset : offset + size], deadline_ns())
+
+
+def deadline_ns() -> int:
+    return time.monotonic_ns() + int(DEADLINE_S * 1e9)
