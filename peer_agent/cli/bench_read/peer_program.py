@@ -112,12 +112,13 @@ class Mooncake:
     def prepare(self, first: int, stride: int, slots: int, length: int, blocks: int, into: int) -> None:
         self._theirs = [self._offer["address"] + first + i * stride for i in range(slots)]
         self._ours = [self._mapped.address + into + i * length for i in range(blocks)]
-        self._lengths = [length] * blocks
+        self._length = length
 
     def read(self, slots: list[int]) -> float:
-        remote = [self._theirs[slot] for slot in slots]
+        remote, local = [self._theirs[slot] for slot in slots], self._ours[: len(slots)]
+        lengths = [self._length] * len(slots)
         start = time.perf_counter()
-        code = self._engine.batch_transfer_sync_read(self._offer["target"], self._ours, remote, self._lengths)
+        code = self._engine.batch_transfer_sync_read(self._offer["target"], local, remote, lengths)
         elapsed = time.perf_counter() - start
         if code:
             raise RuntimeError(f"Mooncake's read ended with {code}")
