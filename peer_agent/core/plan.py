@@ -1,174 +1,171 @@
-"""The decisions of one load: whom to ask, for what, how long, and what the answers make of each block.
+"""The decisions of one load: whom to ask, who serves which blocks, what is not worth it, what is read twice.
 
 Rules:
-- The directory is a hint, the owner decides: every nominee is asked for the *whole remaining list*, because where events
-  were lost the owner holds more than the directory knows.
-- Nominees: nodes that claim most of what remains first, trusted before untrusted, near before far. A node whose claims are
-  all served is asked again for the gaps only while its stream is not trusted (a trusted claim list has no holes).
-- Stop when nothing remains, nobody is left, `max_nominees` were asked, or the time left is below the nominee's round trip.
-- While others are left to ask, one nominee gets at most half of the time that remains, so a silent one cannot take it all.
-- Corrupt or torn blocks are tried once more (elsewhere, else at the same node), then they are for the caller to recompute.
+- The directory is a hint, the owner decides (nominees.py). Owners are asked in parallel, and one that has answered is a
+  *source* at once: nobody waits for the slowest answer (asking.py).
+- Sources pull: one with room for a read gets its share of what nobody has taken (sources.py), so that all would end together.
+  While time is ample a source begins with what only it holds; else with the head of the list (fetching.py).
+- Never planned: what would arrive after the deadline, beyond the byte budget, or later than the engine recomputes it (cost.py).
+- Hedge: a read beyond the 99th percentile of its prediction is *overdue*. A source with nothing left to take reads its blocks
+  a second time, once, within a budget of bytes. The first copy wins; a read whose blocks are all here is named to be aborted.
+- A corrupt block is tried once more, elsewhere, or at the same source when nobody else is left; then it is to be recomputed.
+- An overdue ask no longer counts as cover, and while others are left to ask, none may take more than half of the time.
+- Every position ends with exactly one status, the most telling one; every decision is in `explain`.
 
-Pure: `now_s` and `deadline_s` are the caller's monotonic seconds. Runs no I/O (peer_agent/server/reader.py does).
+Calls: `hold` what is here and `nominate`; then after every event `next_asks`, then `next_fetches`, and sleep until the next
+event or `next_wake_s`. When both gave nothing and it is `idle`, the load is over but for what is `set_aside`.
+
+Pure: `now_s` is the caller's monotonic clock. Runs no I/O and holds no slots (peer_agent/server/reader.py does).
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 
-from kvdir.location import NodeTrust, Tier
+import numpy as np
+
+from peer_agent.core.asking import Asking
+from peer_agent.core.blocks import Blocks, as_positions
 from peer_agent.core.effects import LoadStatus
-
-MAX_NOMINEES = 4
-
-_HITS = (LoadStatus.HIT_LOCAL, LoadStatus.HIT_PEER)
-_WORSE = {status: rank for rank, status in enumerate((LoadStatus.MISS, LoadStatus.STALE, LoadStatus.LATE, LoadStatus.CORRUPT))}
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """What the directory says that one node holds: positions in the load's list."""
-
-    node: NodeTrust
-    positions: frozenset[int]
-
-
-@dataclass(frozen=True, slots=True)
-class PeerFigures:
-    """What has been measured about a peer. skip_until_s: it failed recently and is not worth a try before then."""
-
-    round_trip_s: float = 0.0
-    same_host: bool = False
-    skip_until_s: float = 0.0
-
-
-UNMEASURED = PeerFigures()
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """Ask this node which of `positions` it holds; have its answer and the bytes by until_s."""
-
-    node: NodeTrust
-    positions: tuple[int, ...]
-    claimed: frozenset[int]
-    until_s: float
-
-
-def claims(runs: bytes, sets: Sequence[bytes], nodes: Sequence[NodeTrust]) -> list[Claim]:
-    """Claims per node, on the tier that agents serve, from a lookup (LookupResponse.runs, HolderSet.holders, nodes)."""
-    held: dict[int, set[int]] = {}
-    for start, count, number in struct.iter_unpack("<III", runs):
-        for (holder,) in struct.iter_unpack("<I", sets[number]):
-            if holder & 0xFF == Tier.CPU:
-                held.setdefault(holder >> 8, set()).update(range(start, start + count))
-    return [Claim(nodes[index], frozenset(found)) for index, found in held.items()]
+from peer_agent.core.explanation import Explanation, nominee_stories
+from peer_agent.core.fetching import Fetching
+from peer_agent.core.nominees import Claim, PeerFigures
+from peer_agent.core.orders import Ask, Fetch, Terms
 
 
 class ReadPlan:
-    """State of one load of `count` blocks. Feed it what happened; it says what to do next and, at the end, `results`."""
+    """State of one load of `count` blocks. See the module docstring for the order of calls."""
 
-    def __init__(self, count: int, *, max_nominees: int = MAX_NOMINEES) -> None:
-        self._results = [LoadStatus.MISS] * count
-        self._claims: dict[str, Claim] = {}
-        self._figures: Mapping[str, PeerFigures] = {}
-        self._asked: dict[str, int] = {}
-        self._again: set[str] = set()
-        self._budget = max_nominees
+    def __init__(self, count: int, terms: Terms) -> None:
+        self._terms = terms
+        self._blocks = Blocks(count)
+        self._asking = Asking(self._blocks, terms)
+        self._fetching = Fetching(self._blocks, terms, self._asking)
+        self._last_s = terms.began_s
+        self._last_round = False
+
+    # what is here
 
     @property
     def remaining(self) -> tuple[int, ...]:
         """Positions that are not hits yet, ascending."""
-        return tuple(position for position, status in enumerate(self._results) if status not in _HITS)
+        return tuple(self._blocks.missing.tolist())
 
-    def hold(self, positions: Iterable[int], status: LoadStatus) -> None:
-        """These blocks are here."""
-        for position in positions:
-            self._results[position] = status
+    @property
+    def set_aside(self) -> tuple[int, ...]:
+        """Positions that somebody else here is writing."""
+        return tuple(np.flatnonzero(self._blocks.aside & self._blocks.open).tolist())
 
-    def nominate(self, found: Iterable[Claim], *, me: str, figures: Mapping[str, PeerFigures]) -> None:
-        """What the directory answered, and what is known about the peers by name. Claims of this node itself are ignored."""
-        self._claims = {claim.node.node: claim for claim in found if claim.node.node != me and claim.node.peer_address}
-        self._figures = figures
-
-    def next_ask(self, *, now_s: float, deadline_s: float) -> Ask | None:
-        """The next nominee, or None when a stop rule applies."""
-        remaining = self.remaining
-        ranked = self._ranked(set(remaining), now_s)
-        if not remaining or not ranked or len(self._asked) >= self._budget:
-            return None
-        claim, *others = ranked
-        name = claim.node.node
-        left_s = deadline_s - now_s
-        if left_s <= self._figures.get(name, UNMEASURED).round_trip_s:
-            self._worsen(claim.positions, LoadStatus.LATE)
-            return None
-        self._asked[name] = self._asked.get(name, 0) + 1
-        until_s = now_s + (left_s / 2 if others else left_s)
-        return Ask(claim.node, remaining, claim.positions & set(remaining), until_s)
-
-    def answered(self, ask: Ask, present: Iterable[int]) -> tuple[int, ...]:
-        """The owner holds these positions; returns those it was said to hold and does not: report them as stale."""
-        stale = tuple(sorted(ask.claimed - set(present)))
-        self._worsen(stale, LoadStatus.STALE)
-        return stale
-
-    def read(self, ask: Ask, outcome: Mapping[int, LoadStatus]) -> None:
-        """What became of the blocks that were read. Corrupt ones make the nominee eligible once more."""
-        for position, status in outcome.items():
-            if status in _HITS:
-                self._results[position] = status
-            else:
-                self._worsen((position,), status)
-        if LoadStatus.CORRUPT in outcome.values():
-            self.try_again(ask)
-
-    def try_again(self, ask: Ask) -> None:
-        """The nominee held blocks that could not be read because another load was at them and failed: once more."""
-        if self._asked.get(ask.node.node) == 1:
-            self._again.add(ask.node.node)
-
-    def unreachable(self, ask: Ask, *, late: bool) -> None:
-        """The nominee did not answer. late: time ran out, as opposed to a refused or broken connection (a miss)."""
-        if late:
-            self._worsen(ask.claimed, LoadStatus.LATE)
-
-    def out_of_time(self) -> None:
-        """The deadline came first: what is said to be somewhere and has not arrived is late."""
-        for claim in self._claims.values():
-            if claim.node.node not in self._asked:
-                self._worsen(claim.positions, LoadStatus.LATE)
+    @property
+    def idle(self) -> bool:
+        """Whether neither an answer nor a read is outstanding."""
+        return not any(source.waiting or source.flights for source in self._asking.sources.values())
 
     @property
     def results(self) -> bytes:
         """One LoadStatus byte per block."""
-        return bytes(self._results)
+        return self._blocks.statuses
 
-    def _ranked(self, remaining: set[int], now_s: float) -> list[Claim]:
-        def eligible(claim: Claim) -> bool:
-            name = claim.node.node
-            if name in self._asked and name not in self._again:
-                return False
-            if self._figures.get(name, UNMEASURED).skip_until_s > now_s:
-                return False
-            return bool(claim.positions & remaining) or not claim.node.state.trusted
+    def hold(self, positions: Iterable[int], status: LoadStatus) -> None:
+        """These blocks are here. status: HIT_LOCAL or HIT_PEER; the first one stays."""
+        self._blocks.hold(as_positions(positions), status)
 
-        def order(claim: Claim) -> tuple[bool, int, bool, bool, float, str]:
-            figures = self._figures.get(claim.node.node, UNMEASURED)
-            retried = claim.node.node in self._asked
-            served = len(claim.positions & remaining)
-            return retried, -served, not claim.node.state.trusted, not figures.same_host, figures.round_trip_s, claim.node.node
+    def released(self, positions: Iterable[int]) -> None:
+        """Nobody is writing these any more; those that are still not here may be taken again."""
+        self._blocks.aside[as_positions(positions)] = False
 
-        ranked = sorted(filter(eligible, self._claims.values()), key=order)
-        if ranked and ranked[0].node.node in self._asked:
-            self._again.discard(ranked[0].node.node)
-        return ranked
+    # ask
 
-    def _worsen(self, positions: Iterable[int], status: LoadStatus) -> None:
-        """Keeps the most telling reason of a block that is not here."""
-        for position in positions:
-            known = self._results[position]
-            if known not in _HITS and _WORSE[status] > _WORSE[known]:
-                self._results[position] = status
+    def nominate(self, found: Iterable[Claim], *, me: str, figures: Callable[[str], PeerFigures]) -> None:
+        """What the directory answered. figures: what is known about a node by name, called whenever a decision needs it.
+
+        Claims of this node itself, and of nodes without an address, are ignored.
+        """
+        self._asking.nominate(found, me=me, figures=figures)
+
+    def next_asks(self, now_s: float) -> tuple[Ask, ...]:
+        """Whom to ask now, all at once."""
+        self._last_s = now_s
+        asks = self._asking.next_asks(now_s)
+        self._last_round = not any(source.waiting for source in self._asking.sources.values())
+        return asks
+
+    def answered(self, ask: Ask, present: Iterable[int], *, now_s: float, refused: Iterable[int] = ()) -> tuple[int, ...]:
+        """The owner locked these positions. refused: what it says about those cannot be right (a wrong length).
+
+        Returns those it was said to hold and does not: report them as stale.
+        """
+        self._last_s = now_s
+        return self._asking.answered(ask, present, refused, now_s)
+
+    def unreachable(self, ask: Ask, *, late: bool, now_s: float) -> None:
+        """The nominee did not answer. late: time ran out, as opposed to a refused or broken connection (a miss)."""
+        self._last_s = now_s
+        self._asking.unreachable(ask, late=late, now_s=now_s)
+
+    def lost(self, ask: Ask) -> None:
+        """The source's connection broke: nothing more from it. Reads under way at it are still reported with `fetched`."""
+        self._asking.lost(ask)
+
+    # fetch
+
+    def next_fetches(self, now_s: float) -> tuple[Fetch, ...]:
+        """Reads to begin now, at all sources. Call it after `next_asks`."""
+        self._last_s = now_s
+        return self._fetching.next_fetches(now_s, last=self._last_round)
+
+    def fetched(self, fetch: Fetch, outcome: bytes, *, now_s: float) -> tuple[Fetch, ...]:
+        """What became of its blocks, an Outcome byte each. Returns reads that nobody needs any more: abort them.
+
+        An aborted read is reported like any other when it has ended.
+        """
+        self._last_s = now_s
+        return self._fetching.fetched(fetch, outcome, now_s)
+
+    # time
+
+    def next_wake_s(self, now_s: float) -> float:
+        """When to call `next_asks` and `next_fetches` again although nothing has happened; the deadline at the latest."""
+        sources = self._asking.sources.values()
+        dues = [flight.due_s for source in sources for flight in source.flights.values()]
+        dues += [source.due_s for source in sources if source.waiting]
+        return min((due_s for due_s in dues if due_s > now_s), default=self._terms.deadline_s)
+
+    def out_of_time(self) -> None:
+        """The deadline came first: what is said to be somewhere and has not arrived is late."""
+        self._blocks.worsen(self._asking.promised & self._blocks.open, LoadStatus.LATE)
+
+    # figures
+
+    @property
+    def predicted_s(self) -> float:
+        """From the first asks to the last byte, as seen then; 0 when nobody was asked."""
+        return self._asking.predicted_s
+
+    @property
+    def hedges(self) -> int:
+        """Reads begun a second time."""
+        return self._fetching.hedges
+
+    @property
+    def hedges_won(self) -> int:
+        """Of those, the ones that brought a block before the read that they double."""
+        return self._fetching.hedges_won
+
+    def net_gain_s(self, spent_s: float) -> float:
+        """Recompute time that hits from peers save, minus the time spent on the load; 0 while the prefill rate is not known."""
+        if not self._asking.sources:
+            return 0.0
+        return self._terms.recompute.net_gain_s(self._blocks.count()[LoadStatus.HIT_PEER], spent_s=spent_s)
+
+    def explain(self) -> Explanation:
+        """Every decision so far."""
+        took_s = self._last_s - self._terms.began_s
+        return Explanation(
+            blocks=self._blocks.count(),
+            predicted_s=self.predicted_s,
+            took_s=took_s,
+            net_gain_s=self.net_gain_s(took_s),
+            nominees=nominee_stories(self._asking.sources.values(), self._asking.passed.values(), self._terms.began_s),
+            fetches=(*self._fetching.stories, *self._fetching.under_way()),
+        )

@@ -16,8 +16,8 @@ import numpy as np
 from peer_agent.core.budget import chunks
 from peer_agent.core.effects import BlockState, LoadStatus, Reserved
 from peer_agent.core.inventory import AGENT
-from peer_agent.core.plan import Ask
 from peer_agent.core.records import BLOCK_RECORD
+from peer_agent.core.serial_plan import Ask
 from peer_agent.server.load import Load, ReaderCounters
 from peer_agent.server.peer import LockAnswer, Peer
 from peer_agent.server.peers import Peers

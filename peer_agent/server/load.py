@@ -11,8 +11,8 @@ import numpy as np
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import NodeTrust
 from peer_agent.core.effects import LoadStatus
-from peer_agent.core.plan import Ask, Claim, ReadPlan
 from peer_agent.core.records import BLOCK_RECORD
+from peer_agent.core.serial_plan import Ask, Claim, ReadPlan
 
 
 @dataclass(frozen=True, slots=True)

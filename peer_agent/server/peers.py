@@ -25,7 +25,7 @@ import grpc.aio
 
 from kvdir.location import NodeTrust
 from kvdir.obs.logs import say
-from peer_agent.core.plan import PeerFigures
+from peer_agent.core.serial_plan import PeerFigures
 from peer_agent.server.peer import Peer, PeerFailure, say_hello
 from peer_agent.server.tasks import OwnedTasks
 from peer_agent.transport.base import Connection, Transport

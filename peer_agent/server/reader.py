@@ -24,7 +24,7 @@ from kvdir.fingerprint import Fingerprints
 from kvdir.obs.logs import say
 from peer_agent.core.effects import BLOCK_RECORD_BYTES, LoadStatus
 from peer_agent.core.inventory import AGENT
-from peer_agent.core.plan import Ask, Claim, ReadPlan
+from peer_agent.core.serial_plan import Ask, Claim, ReadPlan
 from peer_agent.server.fetch import Fetcher, Source
 from peer_agent.server.load import Directory, Load, ReaderCounters
 from peer_agent.server.peer import LockAnswer, Peer, PeerFailure

@@ -19,7 +19,7 @@ from kvdir.location import NodeTrust, StreamState
 from kvdir.testing.wait import eventually
 from peer_agent.client import aio
 from peer_agent.core.inventory import PEERS
-from peer_agent.core.plan import Claim
+from peer_agent.core.serial_plan import Claim
 from peer_agent.server.app import Agent
 from peer_agent.server.load import Nominations
 from peer_agent.testing import LocalCluster, local_cluster

@@ -1,0 +1,200 @@
+"""The fetching half of a load: which source reads what next, what is read twice, what the outcomes mean.
+
+Rules: see peer_agent/core/plan.py and sources.py. At most `fetches_per_source` reads at a source: the next one is on its way
+while one arrives. The byte budget counts what arrived and what is under way; hedges have their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from peer_agent.core.asking import Asking
+from peer_agent.core.blocks import Blocks, Mask, Positions
+from peer_agent.core.cost import Offer, finish_s
+from peer_agent.core.effects import LoadStatus
+from peer_agent.core.explanation import FetchStory, runs_of
+from peer_agent.core.orders import Fetch, Outcome, Terms
+from peer_agent.core.sources import Flight, Source, share_blocks
+
+OVERDUE_GRACE_S = 2e-3
+"""Added to every prediction before a read is overdue: scheduling noise of two event loops."""
+
+
+class Fetching:
+    """Reads of one load."""
+
+    def __init__(self, blocks: Blocks, terms: Terms, asking: Asking) -> None:
+        self._blocks = blocks
+        self._terms = terms
+        self._asking = asking
+        self._begun = 0
+        self._bytes = 0  # arrived or under way, hedges apart
+        self._hedged_bytes = 0
+        self.stories: list[FetchStory] = []
+        self.hedges = 0
+        self.hedges_won = 0
+
+    def next_fetches(self, now_s: float, *, last: bool) -> tuple[Fetch, ...]:
+        """last: nobody is left to ask, so a block that was corrupt may be tried where it was corrupt."""
+        live = [source for source in self._asking.sources.values() if source.live]
+        offers = {source.ask.number: source.offer(self._asking.figures(source.name), now_s) for source in live}
+        fetches: list[Fetch] = []
+        for source in sorted(live, key=lambda source: offers[source.ask.number].finish_s(self._terms.block_bytes)):
+            if last:
+                self._allow_retry(source, live)
+            while (fetch := self._next_fetch(source, live, now_s)) is not None:
+                fetches.append(fetch)
+        return tuple(fetches)
+
+    def fetched(self, fetch: Fetch, outcome: bytes, now_s: float) -> tuple[Fetch, ...]:
+        blocks, source = self._blocks, self._asking.sources[fetch.ask.number]
+        flight = source.flights.pop(fetch.number)
+        codes = np.frombuffer(outcome, np.uint8)
+        at = {code: flight.positions[codes == code] for code in Outcome}
+        blocks.taken[flight.positions] -= 1
+        fresh = int(np.count_nonzero(blocks.open[at[Outcome.HERE]]))
+        blocks.hold(at[Outcome.HERE], LoadStatus.HIT_PEER)
+        source.served += fresh
+        self.hedges_won += bool(fetch.hedges is not None and fresh)
+        blocks.worsen(at[Outcome.STALE], LoadStatus.STALE)
+        blocks.worsen(at[Outcome.LATE], LoadStatus.LATE)
+        for code in (Outcome.STALE, Outcome.LATE, Outcome.CORRUPT):
+            source.holds[at[code]] = False
+        source.retry[blocks.corrupt(at[Outcome.CORRUPT])] = True
+        blocks.aside[at[Outcome.BUSY]] = True
+        blocks.give_up(at[Outcome.NO_ROOM])
+        if fetch.hedges is None:
+            self._bytes -= (len(codes) - len(at[Outcome.HERE])) * self._terms.block_bytes
+        counts = {code.name.lower(): len(positions) for code, positions in at.items() if len(positions)}
+        self.stories.append(self._story(flight, counts, now_s))
+        return self._needless()
+
+    def under_way(self) -> list[FetchStory]:
+        return [self._story(flight, {}, None) for source in self._asking.sources.values() for flight in source.flights.values()]
+
+    # which blocks next
+
+    def _next_fetch(self, source: Source, live: Sequence[Source], now_s: float) -> Fetch | None:
+        if len(source.flights) >= self._terms.limits.fetches_per_source:
+            return None
+        own = source.offer(self._asking.figures(source.name), now_s)
+        takeable = self._blocks.takeable & source.holds
+        if not takeable.any():
+            return self._hedge(source, own, live, now_s)
+        size = self._terms.block_bytes
+        in_time = int(own.bytes_by(self._terms.deadline_s - now_s) / size)
+        if in_time <= 0:
+            source.remark = "what is left would arrive after the deadline"
+            self._blocks.worsen(takeable, LoadStatus.LATE)
+            return None
+        room = (self._terms.limits.max_read_bytes - self._bytes) // size
+        if room <= 0:
+            source.remark = "the load's byte budget was spent"
+            return None
+        pool, want = self._share(source, own, takeable, now_s)
+        if want <= 0:
+            return None
+        if not self._worth(source, own, min(want, in_time, room), live, now_s):
+            source.remark = "recomputing what is left is faster"
+            self._blocks.worsen(pool, LoadStatus.SKIPPED)
+            return None
+        chunk = max(1, self._terms.limits.max_chunk_bytes // size)
+        positions = np.flatnonzero(pool)[: min(want, in_time, room, chunk)]
+        return self._begin(source, own, positions, now_s, hedges=None)
+
+    def _share(self, source: Source, own: Offer, takeable: Mask, now_s: float) -> tuple[Mask, int]:
+        """(which blocks, how many of them) this source reads next."""
+        rivals, alone = [], takeable
+        for rival in self._asking.sources.values():
+            if rival is not source and rival.useful and not rival.stalled(now_s) and (rival.may_serve & takeable).any():
+                rivals.append(rival.offer(self._asking.figures(rival.name), now_s))
+                alone = alone & ~rival.may_serve
+        only_here = int(np.count_nonzero(alone))
+        blocks, size = int(np.count_nonzero(takeable)), self._terms.block_bytes
+        ample = finish_s((own, *rivals), blocks * size) < (self._terms.deadline_s - now_s) / 2
+        if only_here and (ample or source.stalled(now_s) or only_here == blocks):
+            return alone, only_here
+        if source.stalled(now_s):
+            return takeable, 0
+        want = share_blocks(own, rivals, blocks=blocks, block_bytes=size, min_chunk_bytes=self._terms.limits.min_chunk_bytes)
+        return takeable, want
+
+    def _worth(self, source: Source, own: Offer, blocks: int, live: Sequence[Source], now_s: float) -> bool:
+        """Whether this read delays the end of the load by less than its blocks take to recompute."""
+        if not self._terms.recompute.known:
+            return True
+        others_s = max((other.busy_until_s - now_s for other in live), default=0.0)
+        ends_s = own.finish_s(blocks * self._terms.block_bytes)
+        return self._terms.recompute.worth(blocks, cost_s=max(0.0, ends_s - max(0.0, others_s)))
+
+    def _allow_retry(self, source: Source, live: Sequence[Source]) -> None:
+        again = source.retry & self._blocks.takeable
+        for other in live:
+            again &= ~other.holds
+        source.holds |= again
+        source.retry &= ~again
+
+    # twice
+
+    def _hedge(self, source: Source, own: Offer, live: Sequence[Source], now_s: float) -> Fetch | None:
+        """Doubles the read that has been overdue for longest, if this source holds what is missing of it."""
+        overdue = [
+            flight
+            for other in live
+            if other is not source
+            for flight in other.flights.values()
+            if flight.due_s <= now_s and not flight.hedged and flight.fetch.hedges is None
+        ]
+        size = self._terms.block_bytes
+        in_time = int(own.bytes_by(self._terms.deadline_s - now_s) / size)
+        limits = self._terms.limits
+        least = limits.fetches_per_source * limits.max_chunk_bytes
+        room = int(max(limits.hedge_share * len(self._blocks) * size, least) - self._hedged_bytes) // size
+        for flight in sorted(overdue, key=lambda flight: flight.due_s):
+            wanted = flight.positions[(self._blocks.open & source.holds)[flight.positions]]
+            positions = wanted[: max(0, min(in_time, room))]
+            if len(positions):
+                flight.hedged = True
+                self.hedges += 1
+                self._hedged_bytes += len(positions) * size
+                return self._begin(source, own, positions, now_s, hedges=flight.fetch.number)
+        return None
+
+    def _needless(self) -> tuple[Fetch, ...]:
+        return tuple(
+            flight.fetch
+            for source in self._asking.sources.values()
+            for flight in source.flights.values()
+            if not self._blocks.open[flight.positions].any()
+        )
+
+    # book-keeping
+
+    def _begin(self, source: Source, own: Offer, positions: Positions, now_s: float, *, hedges: int | None) -> Fetch:
+        size_bytes = len(positions) * self._terms.block_bytes
+        predicted_s = own.finish_s(size_bytes)
+        number, self._begun = self._begun, self._begun + 1
+        fetch = Fetch(number, source.ask, tuple(positions.tolist()), size_bytes, self._terms.deadline_s, predicted_s, hedges)
+        ratio = self._asking.figures(source.name).path.overdue_ratio
+        due_s = now_s + ratio * predicted_s + OVERDUE_GRACE_S
+        source.flights[number] = Flight(fetch, positions, now_s, now_s + predicted_s, due_s)
+        self._blocks.taken[positions] += 1
+        if hedges is None:
+            self._bytes += size_bytes
+        return fetch
+
+    def _story(self, flight: Flight, outcome: dict[str, int], now_s: float | None) -> FetchStory:
+        fetch = flight.fetch
+        return FetchStory(
+            number=fetch.number,
+            node=fetch.ask.node.node,
+            runs=runs_of(fetch.positions),
+            size_bytes=fetch.size_bytes,
+            began_s=flight.began_s - self._terms.began_s,
+            predicted_s=fetch.predicted_s,
+            took_s=None if now_s is None else now_s - flight.began_s,
+            hedges=fetch.hedges,
+            outcome=outcome,
+        )
