@@ -223,8 +223,7 @@ async def main():
         await asyncio.to_thread(sys.stdin.readline)
         memory = Blocks(namespace).data(Blocks(namespace).chain(6))
         from peer_agent.client.buffers import memory_of
-        source = memory_of(memory, count=6, block_bytes=namespace.block_bytes, writable=False)
-        commit = attachment.write(reserved, source, count=6, until_s=asyncio.get_running_loop().time() + 5)
+        commit = attachment.write(reserved, memory_of(memory, count=6, block_bytes=namespace.block_bytes, writable=False))
         answer = await engine._rpc("Commit", commit, asyncio.get_running_loop().time() + 5)
         print("committed", answer.committed, flush=True)
 asyncio.run(main())
