@@ -1,6 +1,6 @@
 """Native extensions only; everything else is in pyproject.toml.
 
-NATIVE_SANITIZE=1 builds with AddressSanitizer and UBSan, NATIVE_DEBUG=1 without optimisation. Both extensions use the
+NATIVE_SANITIZE=1 builds with AddressSanitizer and UBSan, NATIVE_DEBUG=1 without optimisation. All extensions use the
 limited API of CPython 3.11, so that one abi3 wheel serves every later version.
 """
 
@@ -37,6 +37,7 @@ setup(
     ext_modules=[
         extension("kvdir.index._native", "kvdir/index/csrc"),
         extension("peer_agent._native", "peer_agent/csrc"),
+        extension("peer_agent.mover._ucx", "peer_agent/mover/csrc"),
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

@@ -108,6 +108,21 @@ def verify_gets(
     Headers must have been asked for after all payloads had arrived; csrc/gets.hpp says why that suffices.
     """
 
+def payload_checksums(region: Packed, offsets: Packed, length: int) -> bytes:
+    """XXH3-64 of `length` payload bytes of each slot where they lie, u64 LE."""
+
+def verify_blocks(
+    region: Packed, records: Packed, namespace_digest: Packed, fingerprints: Packed, width: int, check: bool
+) -> bytes:
+    """`read_blocks` without the copy: n bytes of ReadStatus of what is there; `check`: payloads are hashed where they lie."""
+
+def begin_copies(function: int, destinations: Packed, sources: Packed, lengths: Packed, stream: int) -> tuple[int, int]:
+    """Calls `int function(u64 destination, u64 source, size_t bytes, void *stream)` for each copy, as long as it answers 0.
+
+    Returns (its last answer, copies begun). All lists u64 LE; the caller answers for the addresses. For the asynchronous
+    copies of the CUDA driver.
+    """
+
 def ok_bytes(records: Packed, statuses: Packed) -> int:
     """Payload bytes of the present records whose status is OK."""
 

@@ -24,9 +24,11 @@ from kvdir.rpc.cancel import call_alone_cancelled
 from kvdir.rpc.channel import client_options
 from kvdir.rpc.status import from_rpc_error
 from peer_agent.client.attachment import Attachment, attach_request, bounded_s, lookup_result
-from peer_agent.client.buffers import Memory, memory_of
-from peer_agent.client.engine import ATTACH_PAUSE_S, DEADLINE_S, LEASE_S
+from peer_agent.client.buffers import CallerMemory
+from peer_agent.client.device import DeviceCopier, caller_memory
+from peer_agent.client.engine import ATTACH_PAUSE_S, DEADLINE_S, GIVE_UP_S, LEASE_S
 from peer_agent.client.results import LoadResult, LookupResult, StoreResult, missed, not_stored
+from peer_agent.memory.device import Device
 from peer_agent.v1 import engine_pb2, engine_pb2_grpc
 
 T = TypeVar("T")
@@ -50,6 +52,7 @@ class Engine:
         deadline_s: float = DEADLINE_S,
         check: bool = False,
         prefill_tokens_per_s: float = 0.0,
+        device: Device | None = None,
     ) -> None:
         self.address = address
         self.namespace = namespace
@@ -57,6 +60,8 @@ class Engine:
         self._deadline_s = deadline_s
         self._check = check
         self._prefill_tokens_per_s = prefill_tokens_per_s
+        self._device = device
+        self._copier = DeviceCopier(device) if device is not None else None
         self._channel = grpc.aio.insecure_channel(address, options=client_options())
         self._stub = engine_pb2_grpc.EngineStub(self._channel)
         self._attachment: Attachment | None = None
@@ -108,7 +113,7 @@ class Engine:
 
     async def store(self, fingerprints: Fingerprints, blocks: Any, *, deadline_s: float | None = None) -> StoreResult:
         """Copies blocks into the agent's memory and publishes them."""
-        memory = memory_of(blocks, count=len(fingerprints), block_bytes=self.namespace.block_bytes, writable=False)
+        memory = self._memory(blocks, len(fingerprints), writable=False)
         attachment = self._session()
         if attachment is None:
             return not_stored(len(fingerprints), self.failure)
@@ -120,7 +125,7 @@ class Engine:
                 reserved = await self._rpc("Reserve", attachment.reserve_request(fingerprints, lease_s=lease_s), until_s)
                 if not reserved.reservation:
                     return attachment.stored(reserved, 0)
-                request = await self._write(attachment, reserved, memory, len(fingerprints))
+                request = await self._write(attachment, reserved, memory, len(fingerprints), until_s)
                 committed = await self._rpc("Commit", request, until_s + LEASE_S)
         except KvdirError as error:
             return not_stored(len(fingerprints), self._note(error, attachment))
@@ -136,7 +141,7 @@ class Engine:
         explain: bool = False,
     ) -> LoadResult:
         """Brings blocks into the caller's memory, from here or from peers, verified."""
-        memory = memory_of(into, count=len(fingerprints), block_bytes=self.namespace.block_bytes, writable=True)
+        memory = self._memory(into, len(fingerprints), writable=True)
         began_s = time.monotonic()
         attachment = self._session()
         if attachment is None:
@@ -149,7 +154,10 @@ class Engine:
         try:
             answer = await self._rpc("Load", request, began_s + wish_s)
             loaded = await self._copy(
-                lambda: attachment.read(answer, fingerprints, memory, check=self._check, began_s=began_s), len(fingerprints)
+                lambda: attachment.read(
+                    answer, fingerprints, memory, check=self._check, began_s=began_s, until_s=began_s + wish_s
+                ),
+                in_thread=memory.waits or self._is_large(len(fingerprints)),
             )
         except KvdirError as error:
             return missed(len(fingerprints), self._note(error, attachment))
@@ -201,6 +209,10 @@ class Engine:
 
     # internals
 
+    def _memory(self, blocks: Any, count: int, *, writable: bool) -> CallerMemory:
+        block_bytes = self.namespace.block_bytes
+        return caller_memory(blocks, self._copier, count=count, block_bytes=block_bytes, writable=writable)
+
     async def _rpc(self, method: str, request: Any, until_s: float) -> Any:
         """Raises KvdirError, by until_s."""
         try:
@@ -214,17 +226,26 @@ class Engine:
                 raise
             raise Unavailable(f"{self.address}: this engine was closed") from error
 
-    async def _write(self, attachment: Attachment, reserved: Any, memory: Memory, blocks: int) -> engine_pb2.CommitRequest:
+    async def _write(
+        self, attachment: Attachment, reserved: Any, memory: CallerMemory, count: int, until_s: float
+    ) -> engine_pb2.CommitRequest:
         try:
-            return await self._copy(lambda: attachment.write(reserved, memory), blocks)
-        except asyncio.CancelledError:
-            request = engine_pb2.AbortRequest(session=attachment.session, reservation=reserved.reservation)
-            with contextlib.suppress(KvdirError):  # then the slots come back with the session
-                await self._rpc("Abort", request, time.monotonic() + self._deadline_s)
+            return await self._copy(
+                lambda: attachment.write(reserved, memory, count=count, until_s=until_s),
+                in_thread=memory.waits or self._is_large(count),
+            )
+        except (KvdirError, asyncio.CancelledError) as error:
+            if not memory.late:  # else the slots come back once nothing can write to them
+                wait_s = GIVE_UP_S if isinstance(error, KvdirError) else self._deadline_s
+                with contextlib.suppress(KvdirError):  # then the slots come back with their lease
+                    await self._rpc("Abort", attachment.abort_request(reserved), time.monotonic() + wait_s)
             raise
 
-    async def _copy(self, copy: Callable[[], T], blocks: int) -> T:
-        if blocks * self.namespace.block_bytes <= INLINE_BYTES:
+    def _is_large(self, blocks: int) -> bool:
+        return blocks * self.namespace.block_bytes > INLINE_BYTES
+
+    async def _copy(self, copy: Callable[[], T], *, in_thread: bool) -> T:
+        if not in_thread:
             return copy()
         if self._closed:
             raise Unavailable(f"{self.address}: this engine was closed")
@@ -289,6 +310,19 @@ class Engine:
             self._attaching = asyncio.get_running_loop().create_task(self._attach(), name=f"kvdir-attach-{self.name}")
         return self._attaching
 
+    async def _attached_to(self, answer: engine_pb2.AttachResponse) -> Attachment:
+        """With a device in a thread: to page-lock an arena takes a while."""
+        made: list[Attachment] = []
+        try:
+            await self._copy(
+                lambda: made.append(Attachment(answer, self.namespace, self._device)), in_thread=self._device is not None
+            )
+        except asyncio.CancelledError:
+            for attachment in made:
+                attachment.close()
+            raise
+        return made[0]
+
     async def _attach(self) -> None:
         """Runs until there is a session or a reason why not; waits for an absent agent."""
         call = self._call = self._stub.Attach(
@@ -299,7 +333,7 @@ class Engine:
             answer = await call.read()
             if answer is grpc.aio.EOF:
                 raise Unavailable(f"{self.address}: the agent is shutting down")
-            attachment = self._attachment = Attachment(answer, self.namespace)
+            attachment = self._attachment = await self._attached_to(answer)
             call.add_done_callback(lambda _: self._ended(attachment))
         except grpc.aio.AioRpcError as error:
             self._failure = from_rpc_error(error, target=self.address)
@@ -316,6 +350,7 @@ async def connect(
     deadline_s: float = DEADLINE_S,
     check: bool = False,
     prefill_tokens_per_s: float = 0.0,
+    device: Device | None = None,
     timeout_s: float = 5.0,
 ) -> Engine:
     """See peer_agent.client.engine.connect."""
@@ -326,6 +361,7 @@ async def connect(
         deadline_s=deadline_s,
         check=check,
         prefill_tokens_per_s=prefill_tokens_per_s,
+        device=device,
     )
     try:
         if timeout_s:

@@ -1,36 +1,35 @@
 """One session with an agent, seen from the engine: the mapped arena, and each exchange as request, response, copy.
 
-Rules: the arena is believed only if its id and epoch are those of the Attach answer; the presence lock is held from before
-a Reserve until its Commit is answered or given up, so the agent knows when slots whose story got lost are free again; what
-is copied out is verified before and after the copy, and counts as a hit only then. Nothing here waits for the agent: the sync
-and the aio engine do, each in its own way.
+Rules: the arena is believed only if its id and epoch are those of the Attach answer; what is copied out is verified before and
+after the copy, and counts as a hit only then. How long the arena stays is mapping.py's; how bytes are copied, buffers.py's and
+device.py's. Nothing here waits for the agent: the sync and the aio engine do, each in its own way.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from kvdir.errors import RemoteProtocolError, TooLarge, Unavailable
+from kvdir.errors import KvdirError, RemoteProtocolError, TooLarge
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import PROTOCOL_VERSION
 from kvdir.namespace import Namespace
 from kvdir.rpc.lookup_codec import decode_trust, encode_fingerprints
-from peer_agent import _native
-from peer_agent.client.buffers import Memory
+from peer_agent.client.buffers import CallerMemory, Wanted
+from peer_agent.client.mapping import Mapping
 from peer_agent.client.results import LoadResult, LookupResult, StoreResult, Timings
 from peer_agent.core.effects import BlockState, LoadStatus
 from peer_agent.core.records import BLOCK_RECORD, RESERVE_RECORD
-from peer_agent.memory import presence
 from peer_agent.memory.arena import Arena
+from peer_agent.memory.device import Device
 from peer_agent.transport.base import ReadStatus
 from peer_agent.v1 import engine_pb2
 
@@ -48,7 +47,7 @@ LONGEST_S = 86_400.0
 COPY_BYTES_PER_S = 4e9
 """A cautious rate, to keep time for the copy."""
 
-_COPY_OUTCOMES = {ReadStatus.CORRUPT: LoadStatus.CORRUPT}
+_COPY_OUTCOMES = {ReadStatus.CORRUPT: LoadStatus.CORRUPT, ReadStatus.LATE: LoadStatus.LATE}
 """Of a block that was here and could not be copied out; any other reason means that it was replaced meanwhile: stale."""
 
 
@@ -94,8 +93,10 @@ class Loaded:
 class Attachment:
     """A live session. `close` may be called at any time; a copy in progress keeps the mapping until it ends."""
 
-    def __init__(self, answer: engine_pb2.AttachResponse, namespace: Namespace) -> None:
-        """Maps the arena. Raises KvdirError: another protocol, an arena that is not the agent's, or none at all."""
+    def __init__(self, answer: engine_pb2.AttachResponse, namespace: Namespace, device: Device | None = None) -> None:
+        """Maps the arena, for copies of `device` too. Raises KvdirError: another protocol, an arena that is not the agent's, or
+        none at all.
+        """
         if answer.protocol_version != PROTOCOL_VERSION:
             raise RemoteProtocolError(f"agent speaks protocol {answer.protocol_version}, engine {PROTOCOL_VERSION}")
         if answer.block_bytes != namespace.block_bytes:
@@ -108,41 +109,17 @@ class Attachment:
         self.epoch: int = answer.epoch
         self.block_bytes: int = answer.block_bytes
         self.max_fingerprints: int = answer.max_fingerprints
-        self._arena = Arena.open(answer.arena_path, writable=True)
         self._releases: list[int] = []
         self._lock = threading.Lock()
-        self._copies = 0
-        self._stores = 0
-        self._present = False  # the presence lock is held
-        self._closed = False
-        if (self._arena.arena_id, self._arena.epoch) != (answer.arena_id, answer.epoch):
-            self._arena.close()
+        arena = Arena.open(answer.arena_path, writable=True)
+        if (arena.arena_id, arena.epoch) != (answer.arena_id, answer.epoch):
+            arena.close()
             raise RemoteProtocolError(f"{answer.arena_path} is not the arena of this agent: do both see the same file system?")
+        self.mapping = Mapping(arena, self.session, device)
 
     def close(self) -> None:
-        """Ends the use of the arena, once copies under way have ended; the presence lock goes with it. Idempotent."""
-        with self._lock:
-            self._closed = True
-            idle = not self._copies
-        if idle:
-            self._arena.close()
-
-    @contextlib.contextmanager
-    def _in_use(self) -> Iterator[memoryview]:
-        """The mapped arena, which stays while the block runs. Raises Unavailable after `close`."""
-        with self._lock:
-            if self._closed:
-                raise Unavailable("the session with the agent has ended")
-            self._copies += 1
-        try:
-            yield self._arena.region
-        finally:
-            with self._lock:
-                self._copies -= 1
-                self._leave_if_quiet()
-                last = self._closed and not self._copies
-            if last:
-                self._arena.close()
+        """Ends the use of the arena, once copies under way have ended. Idempotent."""
+        self.mapping.close()
 
     def check_size(self, fingerprints: Fingerprints) -> None:
         """Raises TooLarge above the agent's limit."""
@@ -153,37 +130,9 @@ class Attachment:
 
     # store
 
-    @contextlib.contextmanager
-    def storing(self) -> Iterator[None]:
-        """Around a Reserve, the copy and the Commit: afterwards nothing is written any more, whatever became of the calls.
-
-        Raises Unavailable after `close`.
-        """
-        with self._lock:
-            if self._closed:
-                raise Unavailable("the session with the agent has ended")
-            if not self._present:
-                self._take_presence()
-            self._stores += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._stores -= 1
-                self._leave_if_quiet()
-
-    def _take_presence(self) -> None:
-        try:
-            presence.hold(self._arena.fd, self.session)
-        except OSError as error:
-            raise Unavailable(f"cannot lock the arena {self._arena.path} for writing: {error}") from error
-        self._present = True
-
-    def _leave_if_quiet(self) -> None:
-        """With the lock held. A copy may outlast its store: a thread goes on when its event loop is torn down."""
-        if self._present and not self._stores and not self._copies and not self._closed:  # closing gives it back as well
-            presence.release(self._arena.fd, self.session)
-            self._present = False
+    def storing(self) -> AbstractContextManager[None]:
+        """Around a Reserve, the copy and the Commit; see Mapping.storing."""
+        return self.mapping.storing()
 
     def reserve_request(self, fingerprints: Fingerprints, *, lease_s: float) -> engine_pb2.ReserveRequest:
         return engine_pb2.ReserveRequest(
@@ -193,18 +142,25 @@ class Attachment:
             release=self._take_releases(),
         )
 
-    def write(self, answer: engine_pb2.ReserveResponse, memory: Memory) -> engine_pb2.CommitRequest:
-        """Copies the granted blocks into their slots. Raises Unavailable when the session has been closed."""
+    def write(
+        self, answer: engine_pb2.ReserveResponse, memory: CallerMemory, *, count: int, until_s: float
+    ) -> engine_pb2.CommitRequest:
+        """Copies the granted ones of `count` blocks into their slots. Raises Unavailable when the session has been closed, and
+        what `CallerMemory.copy_in` raises; unless `memory.late`, nothing writes to the slots any more then.
+        """
         records = np.frombuffer(answer.blocks, RESERVE_RECORD)
-        granted = records["state"] == BlockState.RESERVED
-        sources = np.frombuffer(memory.addresses, "<u8")
-        if len(records) != len(sources):
-            raise RemoteProtocolError(f"the agent answered {len(records)} records for {len(sources)} blocks")
-        with self._in_use() as region:
-            checksums = _native.write_blocks(
-                region, records["offset"][granted].tobytes(), sources[granted].tobytes(), self.block_bytes
+        if len(records) != count:
+            raise RemoteProtocolError(f"the agent answered {len(records)} records for {count} blocks")
+        granted = np.flatnonzero(records["state"] == BlockState.RESERVED)
+        offsets = records["offset"][granted].tobytes()
+        with self.mapping.using() as region:
+            checksums = memory.copy_in(
+                region, offsets, granted, block_bytes=self.block_bytes, until_s=until_s, keep=self.mapping.keep
             )
         return engine_pb2.CommitRequest(session=self.session, reservation=answer.reservation, checksums=checksums)
+
+    def abort_request(self, answer: engine_pb2.ReserveResponse) -> engine_pb2.AbortRequest:
+        return engine_pb2.AbortRequest(session=self.session, reservation=answer.reservation)
 
     def stored(self, reserved: engine_pb2.ReserveResponse, committed: int, *, reason: str = "") -> StoreResult:
         states = np.frombuffer(reserved.blocks, RESERVE_RECORD)["state"].astype(np.uint8).tobytes()
@@ -231,7 +187,14 @@ class Attachment:
         )
 
     def read(
-        self, answer: engine_pb2.LoadResponse, fingerprints: Fingerprints, memory: Memory, *, check: bool, began_s: float
+        self,
+        answer: engine_pb2.LoadResponse,
+        fingerprints: Fingerprints,
+        memory: CallerMemory,
+        *,
+        check: bool,
+        began_s: float,
+        until_s: float,
     ) -> Loaded:
         """Copies what is here into the caller's memory, verified. began_s: time.monotonic() when the load began."""
         copy_began_s = time.monotonic()
@@ -240,7 +203,15 @@ class Attachment:
             raise RemoteProtocolError(f"the agent answered {len(records)} records for {len(fingerprints)} blocks")
         results = records["state"].astype(np.uint8)
         hits = np.flatnonzero((results == LoadStatus.HIT_LOCAL) | (results == LoadStatus.HIT_PEER))
-        statuses = self._copy_out(records[hits], fingerprints.select(hits.tolist()), memory, hits, check=check)
+        wanted = self._wanted(records[hits], fingerprints.select(hits.tolist()), hits, check=check)
+        lock = _ArenaLock(self, answer.lock)
+        try:
+            with self.mapping.using() as region:
+                copied = memory.copy_out(region, wanted, until_s=until_s, keep=lock.keep)
+        except KvdirError:
+            self.release_later(lock.number)
+            raise
+        statuses = np.frombuffer(copied, np.uint8)
         failed = hits[statuses != ReadStatus.OK]
         for position, status in zip(failed, statuses[statuses != ReadStatus.OK], strict=True):
             results[position] = _COPY_OUTCOMES.get(ReadStatus(status), LoadStatus.STALE)
@@ -263,18 +234,20 @@ class Attachment:
             explanation=json.loads(answer.explanation) if answer.explanation else None,
         )
         corrupt = hits[statuses == ReadStatus.CORRUPT].tolist()
-        return Loaded(result, answer.lock, fingerprints.select(corrupt))
+        return Loaded(result, lock.number, fingerprints.select(corrupt))
 
-    def _copy_out(self, records: Array, fingerprints: Fingerprints, memory: Memory, hits: Array, *, check: bool) -> Array:
-        """ReadStatus per hit."""
+    def _wanted(self, records: Array, fingerprints: Fingerprints, hits: Array, *, check: bool) -> Wanted:
         if np.any(records["length"] != self.block_bytes):
             raise RemoteProtocolError("the agent answered a block of another length than the namespace's")
         records["state"] = 1
-        destinations = np.frombuffer(memory.addresses, "<u8")[hits].tobytes()
-        packed, width = fingerprints.packed, fingerprints.width
-        with self._in_use() as region:
-            statuses = _native.read_blocks(region, records.tobytes(), self._digest, packed, width, destinations, check)
-        return np.frombuffer(statuses, np.uint8)
+        return Wanted(
+            records=records.tobytes(),
+            namespace_digest=self._digest,
+            fingerprints=fingerprints.packed,
+            width=fingerprints.width,
+            positions=hits,
+            check=check,
+        )
 
     # other requests
 
@@ -312,3 +285,24 @@ class Attachment:
         with self._lock:
             taken, self._releases = self._releases[:RELEASE_BATCH], self._releases[RELEASE_BATCH:]
         return taken
+
+
+@dataclass(slots=True)
+class _ArenaLock:
+    """A load's lock on its blocks: goes back after the copy, or, where a copy outlasts the load, once that has ended.
+
+    number: to be given back by the caller; 0 once a late copy will.
+    """
+
+    attachment: Attachment
+    number: int
+
+    def keep(self) -> Callable[[], None]:
+        let_go = self.attachment.mapping.keep()
+        held, self.number = self.number, 0
+
+        def release() -> None:
+            self.attachment.release_later(held)
+            let_go()
+
+        return release

@@ -3,29 +3,93 @@
 Accepts one contiguous object of n * block_bytes bytes, or a list or tuple of n objects of block_bytes each; an object is a
 numpy array, a torch CPU tensor, anything with the buffer protocol, or anything with DLPack on the CPU. torch is never
 imported here: if the caller has a tensor, the caller has imported it. Nothing is copied, converted or kept.
-Does not: know slots or sessions.
+Memory of a device is peer_agent/client/device.py's. Does not: know sessions.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
 from kvdir.errors import InvalidInput
+from peer_agent import _native
 
 DLPACK_CPU = 1
+
+Array = np.ndarray[Any, Any]
+Keep = Callable[[], Callable[[], None]]
+"""Says that the arena is used beyond this call, until what is returned is called."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Blocks that a load found in the arena: BLOCK_RECORDs with state 1, whose they should be, and which of the caller's
+    blocks they are (positions). check: compare checksums, too.
+    """
+
+    records: bytes
+    namespace_digest: bytes
+    fingerprints: bytes
+    width: int
+    positions: Array
+    check: bool
+
+
+class CallerMemory(Protocol):
+    """Where a store's bytes come from and a load's bytes go. until_s: time.monotonic()."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether the copies wait for something, and so want a thread however small they are."""
+
+    @property
+    def late(self) -> bool:
+        """Whether a copy has outlasted its call."""
+
+    def copy_in(
+        self, region: memoryview, offsets: bytes, positions: Array, *, block_bytes: int, until_s: float, keep: Keep
+    ) -> bytes:
+        """Copies blocks into reserved slots, both in the same order; returns the checksums of what is then there, u64 LE.
+
+        KvdirError when they are not all there by until_s.
+        """
+
+    def copy_out(self, region: memoryview, wanted: Wanted, *, until_s: float, keep: Keep) -> bytes:
+        """Copies blocks out, verified before and after; one ReadStatus each, LATE for those not there by until_s."""
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """addresses: one u64 LE per block, packed. owners: keep them referenced while the addresses are in use."""
+    """Host memory. addresses: one u64 LE per block, packed. owners: keep them referenced while the addresses are in use."""
+
+    waits: ClassVar[bool] = False
+    late: ClassVar[bool] = False
 
     addresses: bytes
     owners: tuple[object, ...]
+
+    def copy_in(
+        self, region: memoryview, offsets: bytes, positions: Array, *, block_bytes: int, until_s: float, keep: Keep
+    ) -> bytes:
+        return _native.write_blocks(region, offsets, self._at(positions), block_bytes)
+
+    def copy_out(self, region: memoryview, wanted: Wanted, *, until_s: float, keep: Keep) -> bytes:
+        return _native.read_blocks(
+            region,
+            wanted.records,
+            wanted.namespace_digest,
+            wanted.fingerprints,
+            wanted.width,
+            self._at(wanted.positions),
+            wanted.check,
+        )
+
+    def _at(self, positions: Array) -> bytes:
+        return np.frombuffer(self.addresses, "<u8")[positions].tobytes()
 
 
 def memory_of(blocks: Any, *, count: int, block_bytes: int, writable: bool) -> Memory:
@@ -86,7 +150,9 @@ def _array_span(array: np.ndarray[Any, Any], *, writable: bool, where: str) -> t
 
 def _tensor_span(tensor: Any, *, where: str) -> tuple[int, int, object]:
     if tensor.device.type != "cpu":
-        raise InvalidInput(f"{where} is on {tensor.device}: host memory only; copy it with .cpu(), or load into a CPU tensor")
+        raise InvalidInput(
+            f"{where} is on {tensor.device}: pass DeviceBlocks of a pool (peer_agent/client/device.py), or a CPU tensor"
+        )
     if not tensor.is_contiguous():
         raise InvalidInput(f"{where} is not contiguous: use .contiguous()")
     return tensor.data_ptr(), tensor.numel() * tensor.element_size(), tensor

@@ -12,6 +12,7 @@ restarted is attached again in the background, from the next use on. Thread-safe
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from types import TracebackType
@@ -25,13 +26,18 @@ from kvdir.namespace import Namespace
 from kvdir.rpc.channel import client_options
 from kvdir.rpc.status import from_rpc_error
 from peer_agent.client.attachment import Attachment, attach_request, bounded_s, lookup_result
-from peer_agent.client.buffers import memory_of
+from peer_agent.client.buffers import CallerMemory
+from peer_agent.client.device import DeviceCopier, caller_memory
 from peer_agent.client.results import LoadResult, LookupResult, StoreResult, missed, not_stored
-from peer_agent.v1 import engine_pb2_grpc
+from peer_agent.memory.device import Device
+from peer_agent.v1 import engine_pb2, engine_pb2_grpc
 
 DEADLINE_S = 1.0
 LEASE_S = 2.0
 """Beyond the deadline: how long blocks stay locked when the release gets lost."""
+
+GIVE_UP_S = 0.04
+"""Beyond the deadline: for telling the agent that a store has given its slots up; what does not arrive costs their lease."""
 
 ATTACH_PAUSE_S = 0.5
 """Between two tries to attach, so that a missing agent costs an engine next to nothing."""
@@ -43,6 +49,7 @@ class Engine:
     check: compare each payload's XXH3-64 when it is copied out, on top of header and generation (finds rotten memory).
     prefill_tokens_per_s: how fast this engine recomputes, so that blocks which cost more time than they save stay where they
     are (LoadStatus.SKIPPED); 0: the agent's namespace file may say it, else every hit is worth fetching.
+    device: of DeviceBlocks that `store` and `load` get; the agent's memory is page-locked for it.
     """
 
     def __init__(
@@ -54,6 +61,7 @@ class Engine:
         deadline_s: float = DEADLINE_S,
         check: bool = False,
         prefill_tokens_per_s: float = 0.0,
+        device: Device | None = None,
     ) -> None:
         self.address = address
         self.namespace = namespace
@@ -61,6 +69,8 @@ class Engine:
         self._deadline_s = deadline_s
         self._check = check
         self._prefill_tokens_per_s = prefill_tokens_per_s
+        self._device = device
+        self._copier = DeviceCopier(device) if device is not None else None
         self._channel = grpc.insecure_channel(address, options=client_options())
         self._stub = engine_pb2_grpc.EngineStub(self._channel)
         self._lock = threading.Lock()
@@ -116,11 +126,11 @@ class Engine:
     def store(self, fingerprints: Fingerprints, blocks: Any, *, deadline_s: float | None = None) -> StoreResult:
         """Copies blocks into the agent's memory and publishes them.
 
-        blocks: see `peer_agent.client.buffers`; namespace.block_bytes each, in the order of the fingerprints. Raises
-        InvalidInput for wrong buffers and TooLarge beyond the agent's limit, nothing else. Gives up by deadline_s, but once the
-        bytes are copied waits up to LEASE_S more for the agent to make them visible.
+        blocks: see `peer_agent.client.buffers`, or DeviceBlocks; namespace.block_bytes each, in the order of the fingerprints.
+        Raises InvalidInput for wrong buffers and TooLarge beyond the agent's limit, nothing else. Gives up by deadline_s, but
+        once the bytes are copied waits up to LEASE_S more for the agent to make them visible.
         """
-        memory = memory_of(blocks, count=len(fingerprints), block_bytes=self.namespace.block_bytes, writable=False)
+        memory = self._memory(blocks, len(fingerprints), writable=False)
         attachment = self._session()
         if attachment is None:
             return not_stored(len(fingerprints), self.failure)
@@ -132,7 +142,8 @@ class Engine:
                 reserved = self._rpc("Reserve", attachment.reserve_request(fingerprints, lease_s=lease_s), until_s)
                 if not reserved.reservation:
                     return attachment.stored(reserved, 0)
-                committed = self._rpc("Commit", attachment.write(reserved, memory), until_s + LEASE_S)
+                request = self._write(attachment, reserved, memory, len(fingerprints), until_s)
+                committed = self._rpc("Commit", request, until_s + LEASE_S)
         except KvdirError as error:
             return not_stored(len(fingerprints), self._note(error, attachment))
         return attachment.stored(reserved, committed.committed)
@@ -151,7 +162,7 @@ class Engine:
         into: writable memory, as for `store`. Returns by deadline_s (plus scheduling). explain: with the agent's reasons, see
         LoadResult. Raises InvalidInput for wrong buffers and TooLarge beyond the agent's limit, nothing else.
         """
-        memory = memory_of(into, count=len(fingerprints), block_bytes=self.namespace.block_bytes, writable=True)
+        memory = self._memory(into, len(fingerprints), writable=True)
         began_s = time.monotonic()
         attachment = self._session()
         if attachment is None:
@@ -163,7 +174,7 @@ class Engine:
         )
         try:
             answer = self._rpc("Load", request, began_s + wish_s)
-            loaded = attachment.read(answer, fingerprints, memory, check=self._check, began_s=began_s)
+            loaded = attachment.read(answer, fingerprints, memory, check=self._check, began_s=began_s, until_s=began_s + wish_s)
         except KvdirError as error:
             return missed(len(fingerprints), self._note(error, attachment))
         attachment.release_later(loaded.lock)
@@ -214,6 +225,10 @@ class Engine:
 
     # internals
 
+    def _memory(self, blocks: Any, count: int, *, writable: bool) -> CallerMemory:
+        block_bytes = self.namespace.block_bytes
+        return caller_memory(blocks, self._copier, count=count, block_bytes=block_bytes, writable=writable)
+
     def _rpc(self, method: str, request: Any, until_s: float) -> Any:
         """Raises KvdirError, by until_s."""
         try:
@@ -222,6 +237,17 @@ class Engine:
             raise from_rpc_error(error, target=self.address) from error
         except ValueError as error:  # gRPC's word for a channel closed meanwhile
             raise Unavailable(f"{self.address}: this engine was closed") from error
+
+    def _write(
+        self, attachment: Attachment, reserved: Any, memory: CallerMemory, count: int, until_s: float
+    ) -> engine_pb2.CommitRequest:
+        try:
+            return attachment.write(reserved, memory, count=count, until_s=until_s)
+        except KvdirError:
+            if not memory.late:  # else the slots come back once nothing can write to them
+                with contextlib.suppress(KvdirError):
+                    self._rpc("Abort", attachment.abort_request(reserved), time.monotonic() + GIVE_UP_S)
+            raise
 
     def _session(self) -> Attachment | None:
         """The live session; without one, sees to it that there will be."""
@@ -298,7 +324,7 @@ class Engine:
                 return
             self._call = call
         try:
-            attachment = Attachment(next(call), self.namespace)
+            attachment = Attachment(next(call), self.namespace, self._device)
         except grpc.RpcError as error:
             failure: KvdirError = from_rpc_error(error, target=self.address)
         except StopIteration:
@@ -328,6 +354,7 @@ def connect(
     deadline_s: float = DEADLINE_S,
     check: bool = False,
     prefill_tokens_per_s: float = 0.0,
+    device: Device | None = None,
     timeout_s: float = 5.0,
 ) -> Engine:
     """An engine attached to the agent at `address`, such as "unix:/dev/shm/kvdir-node1.sock".
@@ -343,6 +370,7 @@ def connect(
         deadline_s=deadline_s,
         check=check,
         prefill_tokens_per_s=prefill_tokens_per_s,
+        device=device,
     )
     try:
         if timeout_s:

@@ -113,6 +113,12 @@ class Asking:
             promised |= source.may_serve
         return promised
 
+    def expects(self, source: Source, now_s: float) -> bool:
+        """Whether the source's answer is outstanding and worth waiting for."""
+        if not source.waiting or not source.stalled(now_s):
+            return source.waiting
+        return bool((source.nominee.claimed & self._blocks.open).any())
+
     def _candidates(self, missing: Mask, now_s: float) -> list[Nominee]:
         """Nominees that may be asked now, with their figures of now."""
         found = []

@@ -44,7 +44,7 @@ class Fetching:
         for source in sorted(live, key=lambda source: offers[source.ask.number].finish_s(self._terms.block_bytes)):
             if last:
                 self._allow_retry(source, live)
-            while (fetch := self._next_fetch(source, live, now_s)) is not None:
+            while (fetch := self._next_fetch(source, now_s)) is not None:
                 fetches.append(fetch)
         return tuple(fetches)
 
@@ -65,6 +65,8 @@ class Fetching:
         source.retry[blocks.corrupt(at[Outcome.CORRUPT])] = True
         blocks.aside[at[Outcome.BUSY]] = True
         blocks.give_up(at[Outcome.NO_ROOM])
+        if len(at[Outcome.LOST]):
+            self._asking.lost(fetch.ask)
         if fetch.hedges is None:
             self._bytes -= (len(codes) - len(at[Outcome.HERE])) * self._terms.block_bytes
         counts = {code.name.lower(): len(positions) for code, positions in at.items() if len(positions)}
@@ -76,58 +78,56 @@ class Fetching:
 
     # which blocks next
 
-    def _next_fetch(self, source: Source, live: Sequence[Source], now_s: float) -> Fetch | None:
+    def _next_fetch(self, source: Source, now_s: float) -> Fetch | None:
         if len(source.flights) >= self._terms.limits.fetches_per_source:
             return None
         own = source.offer(self._asking.figures(source.name), now_s)
         takeable = self._blocks.takeable & source.holds
         if not takeable.any():
-            return self._hedge(source, own, live, now_s)
+            return self._hedge(source, own, now_s)
         size = self._terms.block_bytes
         in_time = int(own.bytes_by(self._terms.deadline_s - now_s) / size)
+        room = (self._terms.limits.max_read_bytes - self._bytes) // size
         if in_time <= 0:
             source.remark = "what is left would arrive after the deadline"
             self._blocks.worsen(takeable, LoadStatus.LATE)
             return None
-        room = (self._terms.limits.max_read_bytes - self._bytes) // size
         if room <= 0:
             source.remark = "the load's byte budget was spent"
             return None
-        pool, want = self._share(source, own, takeable, now_s)
-        if want <= 0:
+        pool, rivals = self._pool(source, own, takeable, now_s)
+        blocks = int(np.count_nonzero(pool))
+        end_s = finish_s((own, *rivals), blocks * size)
+        want = blocks
+        if rivals:
+            least = self._terms.limits.min_chunk_bytes
+            want = share_blocks(own, rivals, end_s=end_s, block_bytes=size, min_chunk_bytes=least)
+        if not want:
             return None
-        if not self._worth(source, own, min(want, in_time, room), live, now_s):
+        if not self._worth(blocks, end_s, now_s):
             source.remark = "recomputing what is left is faster"
             self._blocks.worsen(pool, LoadStatus.SKIPPED)
             return None
         chunk = max(1, self._terms.limits.max_chunk_bytes // size)
-        positions = np.flatnonzero(pool)[: min(want, in_time, room, chunk)]
-        return self._begin(source, own, positions, now_s, hedges=None)
+        return self._begin(source, own, np.flatnonzero(pool)[: min(want, in_time, room, chunk)], now_s, hedges=None)
 
-    def _share(self, source: Source, own: Offer, takeable: Mask, now_s: float) -> tuple[Mask, int]:
-        """(which blocks, how many of them) this source reads next."""
+    def _pool(self, source: Source, own: Offer, takeable: Mask, now_s: float) -> tuple[Mask, list[Offer]]:
+        """What this source takes from: all it can take, with the rivals for it, or only what nobody else may serve."""
         rivals, alone = [], takeable
         for rival in self._asking.sources.values():
             if rival is not source and rival.useful and not rival.stalled(now_s) and (rival.may_serve & takeable).any():
                 rivals.append(rival.offer(self._asking.figures(rival.name), now_s))
                 alone = alone & ~rival.may_serve
-        only_here = int(np.count_nonzero(alone))
-        blocks, size = int(np.count_nonzero(takeable)), self._terms.block_bytes
-        ample = finish_s((own, *rivals), blocks * size) < (self._terms.deadline_s - now_s) / 2
-        if only_here and (ample or source.stalled(now_s) or only_here == blocks):
-            return alone, only_here
-        if source.stalled(now_s):
-            return takeable, 0
-        want = share_blocks(own, rivals, blocks=blocks, block_bytes=size, min_chunk_bytes=self._terms.limits.min_chunk_bytes)
-        return takeable, want
+        if not rivals or (not alone.any() and not source.stalled(now_s)):
+            return takeable, rivals
+        end_s = finish_s((own, *rivals), int(np.count_nonzero(takeable)) * self._terms.block_bytes)
+        ample = end_s < (self._terms.deadline_s - now_s) / 2
+        return (alone, []) if ample or source.stalled(now_s) else (takeable, rivals)
 
-    def _worth(self, source: Source, own: Offer, blocks: int, live: Sequence[Source], now_s: float) -> bool:
-        """Whether this read delays the end of the load by less than its blocks take to recompute."""
-        if not self._terms.recompute.known:
-            return True
-        others_s = max((other.busy_until_s - now_s for other in live), default=0.0)
-        ends_s = own.finish_s(blocks * self._terms.block_bytes)
-        return self._terms.recompute.worth(blocks, cost_s=max(0.0, ends_s - max(0.0, others_s)))
+    def _worth(self, blocks: int, end_s: float, now_s: float) -> bool:
+        """Whether bringing so many blocks by end_s delays the load by less than they take to recompute."""
+        busy_s = max(source.busy_until_s for source in self._asking.sources.values()) - now_s
+        return self._terms.recompute.worth(blocks, cost_s=max(0.0, end_s - max(0.0, busy_s)))
 
     def _allow_retry(self, source: Source, live: Sequence[Source]) -> None:
         again = source.retry & self._blocks.takeable
@@ -138,11 +138,11 @@ class Fetching:
 
     # twice
 
-    def _hedge(self, source: Source, own: Offer, live: Sequence[Source], now_s: float) -> Fetch | None:
+    def _hedge(self, source: Source, own: Offer, now_s: float) -> Fetch | None:
         """Doubles the read that has been overdue for longest, if this source holds what is missing of it."""
         overdue = [
             flight
-            for other in live
+            for other in self._asking.sources.values()
             if other is not source
             for flight in other.flights.values()
             if flight.due_s <= now_s and not flight.hedged and flight.fetch.hedges is None

@@ -28,6 +28,9 @@ CLEARLY_EARLIER = 0.9
 LOCK_COST_S = 1e-3
 """and save at least this: what one more lock costs its owner and us."""
 
+CONNECT_ROUND_TRIPS = 4
+"""A first lock takes so many: TCP, HTTP/2 and Hello, the data plane, and the lock itself."""
+
 _RUN: np.dtype[Any] = np.dtype([("start", "<u4"), ("count", "<u4"), ("set", "<u4")])
 
 
@@ -58,9 +61,14 @@ class PeerFigures:
     queued_bytes: int = 0
 
     @property
+    def answer_s(self) -> float:
+        """From asking it for a lock to its answer."""
+        return self.path.round_trip_s * (1 if self.connected else CONNECT_ROUND_TRIPS)
+
+    @property
     def first_byte_s(self) -> float:
         """From asking it for a lock to the first byte of a read."""
-        return self.path.round_trip_s + self.path.latency_s + self.queued_bytes / self.path.bytes_per_s
+        return self.answer_s + self.path.latency_s + self.queued_bytes / self.path.bytes_per_s
 
 
 UNMEASURED = PeerFigures()
@@ -154,10 +162,10 @@ def worthwhile(
     return kept
 
 
-def _order(nominee: Nominee, covers: int, size_bytes: int) -> tuple[bool, bool, int, bool, float, str]:
+def _order(nominee: Nominee, covers: int, size_bytes: int) -> tuple[bool, bool, int, float, bool, str]:
     figures = nominee.figures
     finish = figures.first_byte_s + size_bytes / figures.path.bytes_per_s
-    return not covers, not nominee.node.state.trusted, -covers, not figures.same_host, finish, nominee.node.node
+    return not covers, not nominee.node.state.trusted, -covers, finish, not figures.same_host, nominee.node.node
 
 
 def _hastens(nominee: Nominee, offers: Sequence[Offer], missing: Mask, block_bytes: int) -> bool:

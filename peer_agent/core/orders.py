@@ -18,7 +18,7 @@ class Outcome(enum.IntEnum):
     STALE = 3  # the source does not have it (any more)
     CORRUPT = 4  # torn, or failed verification
     LATE = 5  # not complete in time
-    LOST = 6  # the source's connection broke; tell `ReadPlan.lost`, too
+    LOST = 6  # the source's connection broke: nothing more from it
     UNREAD = 7  # never begun, or aborted: anybody may take it
 
 

@@ -13,7 +13,7 @@ Rules:
 - Every position ends with exactly one status, the most telling one; every decision is in `explain`.
 
 Calls: `hold` what is here and `nominate`; then after every event `next_asks`, then `next_fetches`, and sleep until the next
-event or `next_wake_s`. When both gave nothing and it is `idle`, the load is over but for what is `set_aside`.
+event or `next_wake_s`, until it is `over`; then answers that are still outstanding are for the shell to await and unlock.
 
 Pure: `now_s` is the caller's monotonic clock. Runs no I/O and holds no slots (peer_agent/server/reader.py does).
 """
@@ -61,6 +61,16 @@ class ReadPlan:
         """Whether neither an answer nor a read is outstanding."""
         return not any(source.waiting or source.flights for source in self._asking.sources.values())
 
+    def over(self, now_s: float) -> bool:
+        """Whether nothing is left worth waiting for, once `next_asks` and `next_fetches` gave nothing.
+
+        An overdue answer is worth waiting for only if that node claims a block that is still open; what is `set_aside` is.
+        """
+        if not self._blocks.open.any():
+            return True
+        sources = self._asking.sources.values()
+        return not self.set_aside and not any(source.flights or self._asking.expects(source, now_s) for source in sources)
+
     @property
     def results(self) -> bytes:
         """One LoadStatus byte per block."""
@@ -104,7 +114,10 @@ class ReadPlan:
         self._asking.unreachable(ask, late=late, now_s=now_s)
 
     def lost(self, ask: Ask) -> None:
-        """The source's connection broke: nothing more from it. Reads under way at it are still reported with `fetched`."""
+        """The source's connection broke: nothing more from it. Reads under way at it are still reported with `fetched`.
+
+        An Outcome.LOST says the same.
+        """
         self._asking.lost(ask)
 
     # fetch

@@ -1,23 +1,25 @@
 """Which read may fly now: bytes in flight bounded per peer and over all, by priority, fair between requests.
 
-    per peer                                            over all peers
-    LOAD         request 3: [chunk][chunk]   ─┐          a peer may hold as much as is left free for the others
-    PREFETCH     request 7: [chunk] ...       ├─▶ window ─────────────▶ in flight
+    per peer                                              over all peers
+    LOAD         request 3: [chunk][chunk]   ─┐
+    PREFETCH     request 7: [chunk] ...       ├─▶ window ──▶ as much as stays free for others ──▶ in flight
     REPLICATION  request 9: [chunk] ...      ─┘
 
 Rules:
-- Per peer at most `peer_bytes` in flight, over all at most `total_bytes`. A chunk larger than the peer's window flies alone at
-  its peer; one larger than `total_bytes` alone of all. So nothing waits for ever.
-- Priorities are strict, LOAD before PREFETCH before REPLICATION, but a chunk that waited for `aging_s` goes before everything
-  that waits: one such chunk per peer at a time, so a lower priority moves on however busy the higher ones are.
-- Background (PREFETCH, REPLICATION) never has more than `background_bytes` in flight at a peer, and begins nothing there while
-  a LOAD is in flight or waiting: a small load beside a large prefetch waits for background_bytes at most.
-- Requests of the same priority at a peer share by bytes: start-time fair queueing (Goyal, Vin, Cheng, IEEE/ACM Trans. on
-  Networking 5, 1997). The order of one request's chunks is kept.
+- Per peer at most `peer_bytes` in flight, over all at most `total_bytes`. A chunk larger than its peer's window flies alone
+  there, one larger than `total_bytes` alone of all. So nothing waits for ever.
+- Priorities are strict, LOAD before PREFETCH before REPLICATION, but for chunks that have waited for `aging_s`: one of them per
+  peer and time goes before everything that waits there, so a lower priority moves on however busy the higher ones are.
+- Background (PREFETCH, REPLICATION) has at most `background_bytes` in flight at a peer, and begins nothing there while a LOAD
+  is in flight or waiting: a small load beside a large prefetch waits for `background_bytes` at most.
+- Requests of one priority at a peer share by bytes: start-time fair queueing (Goyal, Vin, Cheng, IEEE/ACM Trans. on Networking
+  5, 1997). The order of one request's chunks is kept.
 - Peers do not wait for each other: each has its own queues, and the sum is shared by dynamic thresholds (Choudhury and Hahne,
-  IEEE/ACM Trans. Networking 6, 1998): a peer may have as much in flight as stays free, so slow ones, however many, leave room.
+  IEEE/ACM Trans. on Networking 6, 1998): a peer may have as much in flight as stays free, so slow ones leave room for others.
+  A chunk that has waited for `aging_s` because nothing that large was free, is the next to fly.
 
-Pure: tickets are the caller's, time comes in as `now_s`; it waits and wakes (peer_agent/server/peers.py).
+Pure: tickets are the caller's, time comes in as `now_s`. What waits, waits for something in flight, so `give_back` is the only
+wake-up needed. Does not wait or wake itself (peer_agent/server/peers.py).
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ from dataclasses import dataclass, field
 
 BACKGROUND_CHUNK_BYTES = 1 << 20
 """Largest chunk that PREFETCH and REPLICATION should ask for."""
+
+_TAGS_KEPT = 256
 
 
 class Priority(enum.IntEnum):
@@ -46,28 +50,57 @@ class _Chunk:
     priority: Priority
     size_bytes: int
     asked_s: float
-    start_tag: float = 0.0
+    start_tag: float
     aged: bool = False
     gone: bool = False
 
 
 @dataclass(slots=True)
+class _Class:
+    """One priority at one peer. queue: a heap of (start tag, order, chunk); virtual: start tag of what flew last."""
+
+    queue: list[tuple[float, int, _Chunk]] = field(default_factory=list)
+    virtual: float = 0.0
+    finish_tags: dict[int, float] = field(default_factory=dict)  # by request
+    flying_bytes: int = 0
+
+    def push(self, chunk: _Chunk, order: int) -> None:
+        chunk.start_tag = max(self.virtual, self.finish_tags.get(chunk.request, 0.0))
+        self.finish_tags[chunk.request] = chunk.start_tag + chunk.size_bytes
+        if len(self.finish_tags) > _TAGS_KEPT + len(self.queue):  # requests that have ended and owe nothing
+            self.finish_tags = {request: tag for request, tag in self.finish_tags.items() if tag > self.virtual}
+        heapq.heappush(self.queue, (chunk.start_tag, order, chunk))
+
+    @property
+    def head(self) -> _Chunk | None:
+        while self.queue and self.queue[0][2].gone:
+            heapq.heappop(self.queue)
+        return self.queue[0][2] if self.queue else None
+
+    def pop(self) -> None:
+        _, _, chunk = heapq.heappop(self.queue)
+        self.virtual = max(self.virtual, chunk.start_tag)
+        self.flying_bytes += chunk.size_bytes
+
+
+@dataclass(slots=True)
 class _Lane:
-    """One peer. queues: a heap of (start tag, ticket order, chunk) per priority. finish_tags: of (priority, request)."""
+    """One peer. asked_bytes: waiting and in flight, by request. aged: chunks in flight that waited too long."""
 
-    queues: tuple[list[tuple[float, int, _Chunk]], ...] = field(default_factory=lambda: tuple([] for _ in Priority))
-    virtual: list[float] = field(default_factory=lambda: [0.0] * len(Priority))
-    finish_tags: dict[tuple[Priority, int], float] = field(default_factory=dict)
-    flying: dict[Priority, int] = field(default_factory=lambda: dict.fromkeys(Priority, 0))
-    aged: int = 0  # of the chunks in flight
+    classes: dict[Priority, _Class] = field(default_factory=lambda: {priority: _Class() for priority in Priority})
+    asked_bytes: dict[int, int] = field(default_factory=dict)
+    aged: int = 0
 
     @property
-    def in_flight_bytes(self) -> int:
-        return sum(self.flying.values())
+    def flying_bytes(self) -> int:
+        return sum(kind.flying_bytes for kind in self.classes.values())
 
-    @property
-    def background_bytes(self) -> int:
-        return self.in_flight_bytes - self.flying[Priority.LOAD]
+    def add(self, request: int, size_bytes: int) -> None:
+        left = self.asked_bytes.get(request, 0) + size_bytes
+        if left:
+            self.asked_bytes[request] = left
+        else:
+            self.asked_bytes.pop(request, None)
 
 
 class Schedule:
@@ -90,18 +123,10 @@ class Schedule:
     def in_flight_bytes(self) -> int:
         return self._bytes
 
-    def in_flight_bytes_at(self, peer: str) -> int:
-        lane = self._lanes.get(peer)
-        return lane.in_flight_bytes if lane else 0
-
     def queued_bytes(self, peer: str, *, besides: int) -> int:
         """Bytes in flight and waiting at this peer of requests other than `besides`: what a read of it comes behind."""
-        return sum(
-            chunk.size_bytes
-            for chunks in (self._flying, self._waiting)
-            for chunk in chunks.values()
-            if chunk.peer == peer and chunk.request != besides
-        )
+        lane = self._lanes.get(peer)
+        return sum(lane.asked_bytes.values()) - lane.asked_bytes.get(besides, 0) if lane else 0
 
     def waiting(self) -> dict[Priority, int]:
         """Chunks that wait, by priority."""
@@ -115,97 +140,76 @@ class Schedule:
     ) -> tuple[int, ...]:
         """Queues one chunk; returns the tickets that may fly now, this one among them if there is room.
 
-        request: whose chunk it is (one load or prefetch); requests share fairly.
+        ticket: not in use. request: whose chunk it is (one load or prefetch); requests share fairly.
         """
         lane = self._lanes.setdefault(peer, _Lane())
-        chunk = _Chunk(ticket, peer, request, priority, size_bytes, now_s)
-        key = priority, request
-        chunk.start_tag = max(lane.virtual[priority], lane.finish_tags.get(key, 0.0))
-        lane.finish_tags[key] = chunk.start_tag + size_bytes
+        chunk = self._waiting[ticket] = _Chunk(ticket, peer, request, priority, size_bytes, now_s, 0.0)
         self._asked += 1
-        heapq.heappush(lane.queues[priority], (chunk.start_tag, self._asked, chunk))
-        self._waiting[ticket] = chunk
+        lane.classes[priority].push(chunk, self._asked)
+        lane.add(request, size_bytes)
         return self._admit(now_s)
 
     def give_back(self, ticket: int, *, now_s: float) -> tuple[int, ...]:
         """The chunk has landed, or its caller no longer waits; returns the tickets that may fly now."""
-        waited = self._waiting.pop(ticket, None)
-        if waited is not None:
-            waited.gone = True
         flown = self._flying.pop(ticket, None)
+        chunk = flown or self._waiting.pop(ticket, None)
+        if chunk is None:
+            return ()
+        chunk.gone = True
+        lane = self._lanes[chunk.peer]
+        lane.add(chunk.request, -chunk.size_bytes)
         if flown is not None:
-            lane = self._lanes[flown.peer]
-            lane.flying[flown.priority] -= flown.size_bytes
-            lane.aged -= flown.aged
-            self._bytes -= flown.size_bytes
-        admitted = self._admit(now_s)
-        chunk = waited or flown
-        if chunk is not None:
-            self._tidy(chunk.peer)
-        return admitted
-
-    def next_aging_s(self) -> float | None:
-        """When a waiting chunk will have waited for aging_s; call `wake` then. None: nothing waits."""
-        return min((chunk.asked_s + self._aging_s for chunk in self._waiting.values()), default=None)
-
-    def wake(self, now_s: float) -> tuple[int, ...]:
-        """Time has passed: tickets that may fly now."""
+            lane.classes[chunk.priority].flying_bytes -= chunk.size_bytes
+            lane.aged -= chunk.aged
+            self._bytes -= chunk.size_bytes
+        if not lane.asked_bytes:
+            del self._lanes[chunk.peer]  # tags mean nothing to whoever comes next
         return self._admit(now_s)
 
     def _admit(self, now_s: float) -> tuple[int, ...]:
         admitted: list[int] = []
-        while True:
-            heads = [chunk for lane in self._lanes.values() if (chunk := self._head(lane, now_s)) is not None]
-            if not heads:
-                return tuple(admitted)
-            chunk = min(heads, key=lambda chunk: (not chunk.aged, chunk.priority, chunk.asked_s))
-            self._fly(chunk)
+        while heads := [head for lane in self._lanes.values() if (head := self._head(lane, now_s)) is not None]:
+            chunk = min(heads, key=lambda chunk: (not self._old(chunk, now_s), chunk.priority, chunk.asked_s))
+            if self._total_bytes - self._bytes < chunk.size_bytes and self._bytes:
+                break  # an old chunk is next, and waits for so much to be free
+            self._fly(chunk, now_s)
             admitted.append(chunk.ticket)
+        return tuple(admitted)
+
+    def _old(self, chunk: _Chunk, now_s: float) -> bool:
+        return now_s - chunk.asked_s >= self._aging_s
 
     def _head(self, lane: _Lane, now_s: float) -> _Chunk | None:
-        """The chunk of this lane that may fly now."""
-        heads = [chunk for priority in Priority if (chunk := _first(lane.queues[priority])) is not None]
+        """The chunk of this lane that is next, if its turn has come."""
+        heads = [head for kind in lane.classes.values() if (head := kind.head) is not None]
         if not heads:
             return None
-        if not lane.aged:
-            for chunk in heads[1:]:
-                if now_s - chunk.asked_s >= self._aging_s and self._fits(lane, chunk):
-                    chunk.aged = True
-                    return chunk
-        chunk = heads[0]
-        if chunk.priority is not Priority.LOAD:
-            busy = lane.flying[Priority.LOAD] > 0
-            behind = lane.background_bytes and lane.background_bytes + chunk.size_bytes > self._background_bytes
-            if busy or behind:
-                return None
-        return chunk if self._fits(lane, chunk) else None
+        head = heads[0]
+        passed_over = [head for head in heads if head.priority is not Priority.LOAD and self._old(head, now_s)]
+        if passed_over and not lane.aged:
+            head = passed_over[0]
+        elif head.priority is not Priority.LOAD and not self._quiet(lane, head.size_bytes):
+            return None
+        return head if self._fits(lane, head, now_s) else None
 
-    def _fits(self, lane: _Lane, chunk: _Chunk) -> bool:
-        if not self._bytes:
-            return True
-        flying, free = lane.in_flight_bytes, self._total_bytes - self._bytes
+    def _quiet(self, lane: _Lane, size_bytes: int) -> bool:
+        """Whether background may begin here: no load under way, and its own bound kept."""
+        loads = lane.classes[Priority.LOAD].flying_bytes
+        background = lane.flying_bytes - loads
+        return not loads and (not background or background + size_bytes <= self._background_bytes)
+
+    def _fits(self, lane: _Lane, chunk: _Chunk, now_s: float) -> bool:
+        """Whether the windows have room. An old chunk at an idle peer fits always: it has waited for room long enough."""
+        flying, free = lane.flying_bytes, self._total_bytes - self._bytes
         if not flying:
-            return chunk.size_bytes <= free
+            return chunk.size_bytes <= free or not self._bytes or self._old(chunk, now_s)
         return flying + chunk.size_bytes <= min(self._peer_bytes, free)
 
-    def _fly(self, chunk: _Chunk) -> None:
+    def _fly(self, chunk: _Chunk, now_s: float) -> None:
         lane = self._lanes[chunk.peer]
-        heapq.heappop(lane.queues[chunk.priority])
+        lane.classes[chunk.priority].pop()
+        chunk.aged = chunk.priority is not Priority.LOAD and self._old(chunk, now_s)
+        lane.aged += chunk.aged
         del self._waiting[chunk.ticket]
         self._flying[chunk.ticket] = chunk
-        lane.virtual[chunk.priority] = max(lane.virtual[chunk.priority], chunk.start_tag)
-        lane.flying[chunk.priority] += chunk.size_bytes
-        lane.aged += chunk.aged
         self._bytes += chunk.size_bytes
-
-    def _tidy(self, peer: str) -> None:
-        """Forgets a lane that is empty: its tags mean nothing to whoever comes next."""
-        lane = self._lanes[peer]
-        if not lane.in_flight_bytes and not any(_first(queue) for queue in lane.queues):
-            del self._lanes[peer]
-
-
-def _first(queue: list[tuple[float, int, _Chunk]]) -> _Chunk | None:
-    while queue and queue[0][2].gone:
-        heapq.heappop(queue)
-    return queue[0][2] if queue else None

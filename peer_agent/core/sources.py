@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from peer_agent.core.blocks import Mask, Positions
-from peer_agent.core.cost import Offer, finish_s
+from peer_agent.core.cost import Offer
 from peer_agent.core.nominees import Nominee, PeerFigures
 from peer_agent.core.orders import Ask, Fetch
 
@@ -103,15 +103,12 @@ class Source:
         path = figures.path
         idle_s = path.latency_s + figures.queued_bytes / path.bytes_per_s
         if self.waiting:
-            idle_s += max(0.0, self.asked_s + path.round_trip_s - now_s)
+            idle_s += max(0.0, self.asked_s + figures.answer_s - now_s)
         return Offer(max(idle_s, self.busy_until_s - now_s), path.bytes_per_s)
 
 
-def share_blocks(own: Offer, rivals: Sequence[Offer], *, blocks: int, block_bytes: int, min_chunk_bytes: int) -> int:
-    """How many of `blocks`, that all of them hold, this source reads next. The rules above."""
-    if not rivals:
-        return blocks
-    end_s = finish_s((own, *rivals), blocks * block_bytes)
+def share_blocks(own: Offer, rivals: Sequence[Offer], *, end_s: float, block_bytes: int, min_chunk_bytes: int) -> int:
+    """How many blocks this source reads next, when all of them together would end in end_s. The rules above."""
     share = int(own.bytes_by(end_s) / block_bytes + 1e-6)
     if share == 0:
         return int(own.finish_s(block_bytes) <= min(rival.finish_s(block_bytes) for rival in rivals))

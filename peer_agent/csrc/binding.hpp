@@ -118,9 +118,10 @@ void free_object(PyObject* self);
 // Adds a type to the module under `name`; -1 with an exception set on failure. `type` (may be null) gets a new reference.
 int add_type(PyObject* module, const char* name, PyType_Spec* spec, PyObject** type);
 
-// module_tcp.cpp: TcpServer and TcpConnection. module_movers.cpp: Movers. module_gets.cpp: plan_gets and verify_gets. -1 with an
-// exception set on failure.
+// module_tcp.cpp: TcpServer and TcpConnection. module_movers.cpp: Movers. module_gets.cpp and module_device.cpp: functions. -1
+// with an exception set on failure.
 int add_gets_functions(PyObject* module);
+int add_device_functions(PyObject* module);
 int add_tcp_types(PyObject* module);
 int add_movers_type(PyObject* module);
 

@@ -280,7 +280,7 @@ PyMethodDef functions[] = {
 
 int exec(PyObject* module) {
     if (PyModule_AddIntConstant(module, "HEADER_BYTES", static_cast<long>(kHeaderBytes)) != 0) return -1;
-    if (add_gets_functions(module) != 0) return -1;
+    if (add_gets_functions(module) != 0 || add_device_functions(module) != 0) return -1;
     return add_tcp_types(module) != 0 ? -1 : add_movers_type(module);
 }
 

@@ -56,6 +56,7 @@ from peer_agent.mover.messages import (
 PING_S = 1.0
 HANG_S = 3.0
 START_S = 30.0
+POPULATE_S = 1.0
 END_S = 1.0
 RESTART_S = 0.1
 RESTART_MAX_S = 10.0
@@ -86,7 +87,8 @@ class MoverSpec:
     arena_fd: int
     arena_bytes: int
     settings: Mapping[str, str] = field(default_factory=dict)
-    start_s: float = START_S
+    start_s: float = 0.0
+    """Longest start; 0: START_S, and POPULATE_S more for each GiB of the arena."""
     preexec: Callable[[], None] | None = None
     """Runs in the child before it starts; for tests of limits."""
 
@@ -203,6 +205,7 @@ class _Child:
 
     def __init__(self, spec: MoverSpec) -> None:
         self._spec = spec
+        self._start_s = spec.start_s or START_S + POPULATE_S * spec.arena_bytes / (1 << 30)
         self.opened: Opened | None = None
         self.asked: dict[int, Asked] = {}
         self.ending = ""
@@ -229,7 +232,7 @@ class _Child:
         """Raises BackendError."""
         self.send(Open(self._spec.backend, dict(self._spec.settings), self._spec.arena_fd, self._spec.arena_bytes))
         either: list[asyncio.Future[Any]] = [self._first, self.gone]
-        await asyncio.wait(either, timeout=self._spec.start_s, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(either, timeout=self._start_s, return_when=asyncio.FIRST_COMPLETED)
         if not self._first.done():
             why = "ended while it started; its last words are in the log" if self.gone.done() else "did not start in time"
             raise BackendError(f"{self._spec.backend}: the mover process {why}")

@@ -14,6 +14,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from typing import Any, Self
 
@@ -27,8 +28,6 @@ from kvdir.index import Sketch
 from kvdir.obs.http import LoopPulse
 from kvdir.rpc.channel import client_options
 from peer_agent.core.inventory import Inventory
-from peer_agent.core.orders import Limits as LoadLimits
-from peer_agent.core.schedule import Schedule
 from peer_agent.core.slot_table import SlotTable
 from peer_agent.memory import presence
 from peer_agent.memory.arena import Arena
@@ -47,9 +46,8 @@ from peer_agent.server.reader import Reader
 from peer_agent.server.store import Store
 from peer_agent.server.tasks import OwnedTasks
 from peer_agent.server.ticker import run_ticker
-from peer_agent.server.turns import Turns
 from peer_agent.transport.base import Transport
-from peer_agent.transport.registry import PlaneOptions, open_transports
+from peer_agent.transport.registry import PlaneOptions, current_offers, open_transports
 from peer_agent.transport.tcp import TcpTransport
 
 MAX_TASKS = 1024
@@ -80,10 +78,8 @@ class _Parts:
     arena: Arena
     outbox: OwnerOutbox
     planes: dict[str, Transport]
-    offers: dict[str, bytes]
     tasks: OwnedTasks
     peers: Peers
-    turns: Turns
     directory: Coordinators | None
     prefill_tokens_per_s: dict[bytes, float]
 
@@ -143,12 +139,10 @@ class Agent:
         )
         self.store = self._build_store(arena, {item.namespace.digest: item.namespace for item in served}, outbox)
         planes = self._build_planes(arena)
-        offers = await self._export(planes)
+        await self._export(planes)
         self.store.planes = tuple(planes.values())
         tasks = OwnedTasks(limit=MAX_TASKS)
-        schedule = Schedule(peer_bytes=config.max_flight_bytes, total_bytes=config.max_flight_total_bytes)
-        turns = Turns(schedule, clock=self._clock)
-        peers = self._build_peers(planes, turns, tasks)
+        peers = self._build_peers(planes, tasks)
         self._stack.push_async_callback(peers.close)
         directory = self._build_directory()
         self.reader = Reader(
@@ -158,13 +152,13 @@ class Agent:
             node=self.node,
             clock=self._clock,
             tasks=tasks,
-            turns=turns,
-            limits=LoadLimits(max_chunk_bytes=config.max_chunk_bytes, max_read_bytes=config.max_read_bytes),
+            max_chunk_bytes=config.max_chunk_bytes,
+            max_read_bytes=config.max_read_bytes,
             directory_timeout_s=config.directory_timeout_s,
         )
         self._stack.push_async_callback(tasks.close, timeout_s=config.grace_s)
         prefill_tokens_per_s = {item.namespace.digest: item.prefill_tokens_per_s for item in served}
-        await self._serve(_Parts(arena, outbox, planes, offers, tasks, peers, turns, directory, prefill_tokens_per_s))
+        await self._serve(_Parts(arena, outbox, planes, tasks, peers, directory, prefill_tokens_per_s))
 
     async def _serve(self, parts: _Parts) -> None:
         """Listens, top down from here: peers, engines, http; then the clock, and last the word to the coordinators."""
@@ -175,7 +169,6 @@ class Agent:
             store=self.store,
             reader=self.reader,
             peers=parts.peers,
-            turns=parts.turns,
             publishing=self.publishing,
             outbox=parts.outbox,
             calls=self._listeners.calls,
@@ -185,7 +178,7 @@ class Agent:
         )
         pulse = LoopPulse(limit_s=ALIVE_S)
         http_address = self._listeners.serve_http(collector, pulse, not_ready=lambda: "draining" if self._draining else "")
-        ticking = run_ticker(self.store, parts.peers, parts.turns, is_writing=parts.is_writing, beat=pulse.beat)
+        ticking = run_ticker(self.store, parts.peers, is_writing=parts.is_writing, beat=pulse.beat)
         self._stack.push_async_callback(_cancel, asyncio.create_task(ticking, name="ticker"))
         self.publishing.start()
         self._stack.push_async_callback(self.publishing.leave, timeout_s=GOODBYE_S)
@@ -205,7 +198,7 @@ class Agent:
             parts.arena.region,
             self._identity(parts.arena),
             self._limits(),
-            offers=parts.offers,
+            offers=partial(current_offers, parts.planes),
             owner_seq=lambda: parts.outbox.last_seq,
         )
 
@@ -248,19 +241,27 @@ class Agent:
     def _build_planes(self, arena: Arena) -> dict[str, Transport]:
         host, port = split_address(self.config.data_listen)
         advertised = split_address(self.config.advertise)[0] if self.config.advertise else ""
-        options = PlaneOptions(listen_host=host, port=port, advertise_host=advertised)
+        options = PlaneOptions(
+            listen_host=host,
+            port=port,
+            advertise_host=advertised,
+            allow_emulated_rma=self.config.allow_emulated_rma,
+            ucp_library=self.config.ucp_library,
+        )
         planes = self._open_planes(self.config.transports, arena, options=options)
         for plane in planes.values():
             self._stack.push_async_callback(plane.close)
         return planes
 
-    async def _export(self, planes: dict[str, Transport]) -> dict[str, bytes]:
+    async def _export(self, planes: dict[str, Transport]) -> None:
+        """Starts serving; what cannot is refused here, not at the first Hello."""
         try:
-            return {name: await plane.export() for name, plane in planes.items()}
+            for plane in planes.values():
+                await plane.export()
         except OSError as error:
             raise ConfigError([f"data_listen: cannot listen on {self.config.data_listen}: {error}"]) from error
 
-    def _build_peers(self, planes: dict[str, Transport], turns: Turns, tasks: OwnedTasks) -> Peers:
+    def _build_peers(self, planes: dict[str, Transport], tasks: OwnedTasks) -> Peers:
         config = self.config
         return Peers(
             me=self.node,
@@ -270,7 +271,7 @@ class Agent:
             connect_timeout_s=config.connect_timeout_s,
             breaker_s=config.breaker_s,
             breaker_max_s=config.breaker_max_s,
-            turns=turns,
+            max_flight_bytes=config.max_flight_bytes,
             tasks=tasks,
             clock=self._clock,
         )

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from kvdir.config import setting
 from kvdir.rpc.channel import DEFAULT_MAX_MESSAGE_BYTES
 
-TRANSPORTS = ("shm", "tcp")
+TRANSPORTS = ("shm", "tcp", "ucx")
+DEFAULT_TRANSPORTS = ("shm", "tcp")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 UNIX_PATH_LIMIT_BYTES = 107
 MAX_FINGERPRINTS = DEFAULT_MAX_MESSAGE_BYTES // 64
@@ -51,7 +52,13 @@ class AgentConfig:
     )
     insecure: bool = setting(False, "Allow addresses beyond loopback although nothing is encrypted or authenticated.")
     transports: tuple[str, ...] = setting(
-        TRANSPORTS, "Data planes to offer and to use, the preferred one first.", metavar="NAMES"
+        DEFAULT_TRANSPORTS, "Data planes to offer and to use, the preferred one first: shm, tcp, ucx (RDMA).", metavar="NAMES"
+    )
+    ucp_library: str = setting(
+        "", "libucp.so.0 of UCX 1.19 or newer for ucx. Empty: KVDIR_UCP_LIBRARY, or the system's.", metavar="PATH"
+    )
+    allow_emulated_rma: bool = setting(
+        False, "TESTING ONLY: ucx without RDMA, on loopback, where any local process may read all of the arena."
     )
 
     max_fingerprints: int = setting(
@@ -61,7 +68,6 @@ class AgentConfig:
     max_read_bytes: int = setting(1 << 30, "Bytes that one load may bring from peers; the blocks beyond are misses.")
     max_chunk_bytes: int = setting(16 << 20, "Bytes of one transfer; a small load waits behind at most one of them.")
     max_flight_bytes: int = setting(64 << 20, "Bytes under way from one peer at a time.")
-    max_flight_total_bytes: int = setting(256 << 20, "Bytes under way from all peers together; slow ones never take them all.")
     max_reply_bytes: int = setting(4 << 20, "Bytes that Peer.Read hands out over gRPC, for diagnosis.")
     max_lease_s: float = setting(30.0, "Longest lease of a lock or reservation; longer wishes are shortened.")
     max_pin_s: float = setting(3600.0, "Longest protection from eviction by Pin.")

@@ -5,7 +5,7 @@ Errors leave as KvdirError and become statuses in kvdir/rpc (interceptor). Does 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 import grpc.aio
@@ -27,7 +27,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class PeerService(peer_pb2_grpc.PeerServicer):
-    """offers: descriptor per plane, as `Transport.export` returned it. owner_seq: our last event's number."""
+    """offers: descriptor per plane, as `Transport.export` returns it now. owner_seq: our last event's number."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class PeerService(peer_pb2_grpc.PeerServicer):
         identity: Identity,
         limits: Limits,
         *,
-        offers: dict[str, bytes],
+        offers: Callable[[], Awaitable[Mapping[str, bytes]]],
         owner_seq: Callable[[], int],
     ) -> None:
         self._store = store
@@ -47,13 +47,12 @@ class PeerService(peer_pb2_grpc.PeerServicer):
         self._owner_seq = owner_seq
 
     async def Hello(self, request: peer_pb2.HelloRequest, context: Context) -> peer_pb2.HelloResponse:
+        offers = await self._offers()
         return peer_pb2.HelloResponse(
             protocol_version=PROTOCOL_VERSION,
             node=self._identity.node,
             epoch=self._identity.epoch,
-            transports=[
-                peer_pb2.TransportOffer(transport=name, descriptor=descriptor) for name, descriptor in self._offers.items()
-            ],
+            transports=[peer_pb2.TransportOffer(transport=name, descriptor=descriptor) for name, descriptor in offers.items()],
             agent_version=self._identity.version,
         )
 

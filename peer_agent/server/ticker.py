@@ -9,16 +9,13 @@ from collections.abc import Callable
 from kvdir.obs.logs import say
 from peer_agent.server.peers import Peers
 from peer_agent.server.store import Store
-from peer_agent.server.turns import Turns
 
 log = logging.getLogger(__name__)
 
 TICK_S = 0.25
 
 
-async def run_ticker(
-    store: Store, peers: Peers, turns: Turns, *, is_writing: Callable[[int], bool], beat: Callable[[], None]
-) -> None:
+async def run_ticker(store: Store, peers: Peers, *, is_writing: Callable[[int], bool], beat: Callable[[], None]) -> None:
     """Ends leases and pins that have run out, frees what writers left behind, lets go of idle peers.
 
     `beat` is called every time, so that /healthz knows that the loop turns. Until cancelled.
@@ -30,7 +27,6 @@ async def run_ticker(
             store.tick()
             freed = store.settle_sessions(is_writing)
             peers.drop_idle()
-            turns.tick()
         except Exception:
             log.exception("tick failed; the next one tries again")
         else:

@@ -63,7 +63,7 @@ class MoverTransport:
 
     async def export(self) -> bytes:
         """ConfigError: the backend cannot work here; says what is missing. ConnectionError: the mover is being restarted."""
-        opened = await self._opened(until_s=time.monotonic() + READY_S)
+        opened = await self._opened(until_s=time.monotonic())
         head = _HEAD.pack(DESCRIPTOR_VERSION, opened.incarnation, self._arena.epoch, self._arena.arena_bytes)
         return _sealed(head + opened.descriptor, self.name)
 

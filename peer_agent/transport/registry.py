@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvdir.errors import ConfigError
 from peer_agent.memory.arena import Arena
+from peer_agent.mover import lanes
 from peer_agent.transport.base import Transport
+from peer_agent.transport.mover import MoverTransport
 from peer_agent.transport.shm import ShmTransport
 from peer_agent.transport.tcp import TcpTransport
 
@@ -17,7 +20,7 @@ class PlaneOptions:
     """What an agent's configuration says about its data planes.
 
     listen_host, port, advertise_host: of the tcp plane; port 0 takes any free one. read_threads: per plane. verify_shm: compare
-    checksums on the shm plane too, not only generations.
+    checksums on the shm plane too, not only generations. allow_emulated_rma, ucp_library: of the planes in movers.
     """
 
     listen_host: str = "127.0.0.1"
@@ -27,6 +30,8 @@ class PlaneOptions:
     connections_per_peer: int = 2
     max_connections: int = 256
     verify_shm: bool = False
+    allow_emulated_rma: bool = False
+    ucp_library: str = ""
 
 
 def _shm(arena: Arena, options: PlaneOptions) -> Transport:
@@ -45,7 +50,12 @@ def _tcp(arena: Arena, options: PlaneOptions) -> Transport:
     )
 
 
-FACTORIES: Mapping[str, Callable[[Arena, PlaneOptions], Transport]] = {"shm": _shm, "tcp": _tcp}
+def _ucx(arena: Arena, options: PlaneOptions) -> Transport:
+    emulated = ",".join(lanes.EMULATED) if options.allow_emulated_rma else ""
+    return MoverTransport(arena, backend="ucx", settings={"library": options.ucp_library, "emulated": emulated})
+
+
+FACTORIES: Mapping[str, Callable[[Arena, PlaneOptions], Transport]] = {"shm": _shm, "tcp": _tcp, "ucx": _ucx}
 
 
 def open_transports(names: Sequence[str], arena: Arena, *, options: PlaneOptions | None = None) -> dict[str, Transport]:
@@ -59,3 +69,12 @@ def open_transports(names: Sequence[str], arena: Arena, *, options: PlaneOptions
         raise ConfigError(faults)
     options = options or PlaneOptions()
     return {name: FACTORIES[name](arena, options) for name in names}
+
+
+async def current_offers(planes: Mapping[str, Transport]) -> dict[str, bytes]:
+    """Descriptors for Peer.Hello of the planes that serve at this moment. A mover that is being restarted offers nothing."""
+    offers = {}
+    for name, plane in planes.items():
+        with contextlib.suppress(ConnectionError):
+            offers[name] = await plane.export()
+    return offers

@@ -21,7 +21,10 @@ from peer_agent.transport.mover import MoverConnection, MoverTransport
 DIGEST = b"contract namespace".ljust(32, b".")
 SLOTS = 16
 BLOCK_BYTES = 100_000
-BACKENDS: dict[str, Mapping[str, str]] = {"fake": {}}
+BACKENDS: dict[str, Mapping[str, str]] = {
+    "fake": {},
+    "ucx": {"emulated": "tcp"},
+}
 
 
 class StoppingTransport(MoverTransport):

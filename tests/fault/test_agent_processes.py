@@ -223,7 +223,8 @@ async def main():
         await asyncio.to_thread(sys.stdin.readline)
         memory = Blocks(namespace).data(Blocks(namespace).chain(6))
         from peer_agent.client.buffers import memory_of
-        commit = attachment.write(reserved, memory_of(memory, count=6, block_bytes=namespace.block_bytes, writable=False))
+        source = memory_of(memory, count=6, block_bytes=namespace.block_bytes, writable=False)
+        commit = attachment.write(reserved, source, count=6, until_s=asyncio.get_running_loop().time() + 5)
         answer = await engine._rpc("Commit", commit, asyncio.get_running_loop().time() + 5)
         print("committed", answer.committed, flush=True)
 asyncio.run(main())

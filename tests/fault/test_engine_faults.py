@@ -81,7 +81,7 @@ async def test_presence_stays_as_long_as_a_copy_runs_when_its_store_was_torn_dow
             return presence.is_held(arena.fd, attachment.session)
 
         assert not writing()
-        copy = attachment._in_use()
+        copy = attachment.mapping.using()
         with attachment.storing():
             assert writing()
             copy.__enter__()

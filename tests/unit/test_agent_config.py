@@ -36,7 +36,7 @@ def test_defaults_listen_on_loopback_only():
         ({"engine_listen": "10.0.0.1:1"}, "engine_listen: 10.0.0.1:1 must be loopback"),
         ({"engine_listen": "unix:" + "x" * 200}, "the limit of a socket's path"),
         ({"namespaces": ()}, "namespaces: at least one file"),
-        ({"transports": ("shm", "rdma")}, "transports: rdma; known: shm, tcp"),
+        ({"transports": ("shm", "rdma")}, "transports: rdma; known: shm, tcp, ucx"),
         ({"transports": ()}, "transports: none given"),
         ({"event_loss": 1.0}, "event_loss: must be"),
         ({"log_level": "loud"}, "'loud' is not one of"),

@@ -107,7 +107,7 @@ def test_tensor_is_used_in_place_without_importing_torch(monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(Tensor=FakeTensor))
     tensor = FakeTensor()
     assert addresses(memory_of(tensor, count=2, block_bytes=8, writable=True))[0] == tensor.data_ptr()
-    with pytest.raises(InvalidInput, match=r"host memory only"):
+    with pytest.raises(InvalidInput, match="pass DeviceBlocks"):
         memory_of(FakeTensor(device="cuda"), count=2, block_bytes=8, writable=True)
     with pytest.raises(InvalidInput, match=r"\.contiguous\(\)"):
         memory_of(FakeTensor(contiguous=False), count=2, block_bytes=8, writable=True)

@@ -118,7 +118,7 @@ def test_this_node_is_never_asked_when_the_directory_names_it():
 
 
 def test_trusted_and_near_come_first_when_claims_are_equal():
-    near = PeerFigures(path=FAST.path, same_host=True)
+    near = PeerFigures(path=FAST.path, same_host=True, connected=True)
     plan = plan_of(
         2, claim("gap", [0, 1], StreamState.GAP), claim("far", [0, 1]), claim("near", [0, 1]),
         figures={"near": near}, limits=ONE_EACH,

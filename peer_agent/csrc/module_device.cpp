@@ -1,0 +1,80 @@
+// peer_agent._native: Python face of device.hpp. Signatures and contracts: peer_agent/_native.pyi.
+#include "device.hpp"
+
+#include "binding.hpp"
+
+namespace kvdir::binding {
+namespace {
+
+PyObject* py_payload_checksums(PyObject*, PyObject* args, PyObject* kwargs) {
+    static const char* const names[] = {"region", "offsets", "length", nullptr};
+    Buffer region, offsets;
+    unsigned int length = 0;
+    if (!parse(args, kwargs, "y*y*I:payload_checksums", names, &region.view, &offsets.view, &length)) return nullptr;
+    return guarded(PyExc_RuntimeError, [&]() -> PyObject* {
+        const auto at = unpack<uint64_t>(offsets, "offsets");
+        std::vector<uint64_t> checksums(at.size());
+        {
+            const Unlocked unlocked;
+            payload_checksums(region.region(), at.data(), at.size(), length, checksums.data());
+        }
+        return bytes_from(checksums);
+    });
+}
+
+PyObject* py_verify_blocks(PyObject*, PyObject* args, PyObject* kwargs) {
+    static const char* const names[] = {"region", "records", "namespace_digest", "fingerprints", "width", "check", nullptr};
+    Buffer region, records, digest, fingerprints;
+    unsigned int width = 0;
+    int check = 0;
+    if (!parse(args, kwargs, "y*y*y*y*Ip:verify_blocks", names, &region.view, &records.view, &digest.view, &fingerprints.view,
+               &width, &check))
+        return nullptr;
+    return guarded(PyExc_RuntimeError, [&]() -> PyObject* {
+        const auto wanted = unpack<Record>(records, "records");
+        const Blocks blocks = blocks_of(digest, fingerprints, width, wanted.size());
+        std::vector<uint8_t> statuses(wanted.size());
+        {
+            const Unlocked unlocked;
+            verify_blocks({region.data(), region.bytes()}, wanted.data(), blocks, check != 0, statuses.data());
+        }
+        return bytes_from(statuses);
+    });
+}
+
+PyObject* py_begin_copies(PyObject*, PyObject* args, PyObject* kwargs) {
+    static const char* const names[] = {"function", "destinations", "sources", "lengths", "stream", nullptr};
+    unsigned long long function = 0, stream = 0;
+    Buffer destinations, sources, lengths;
+    if (!parse(args, kwargs, "Ky*y*y*K:begin_copies", names, &function, &destinations.view, &sources.view, &lengths.view, &stream))
+        return nullptr;
+    return guarded(PyExc_RuntimeError, [&]() -> PyObject* {
+        const auto to = unpack<uint64_t>(destinations, "destinations");
+        const auto from = unpack<uint64_t>(sources, "sources");
+        const auto bytes = unpack<uint64_t>(lengths, "lengths");
+        if (function == 0) throw std::invalid_argument("function is 0; pass the address of the driver's copy function");
+        if (to.size() != from.size() || to.size() != bytes.size())
+            throw std::invalid_argument(std::to_string(to.size()) + " destinations, " + std::to_string(from.size()) +
+                                        " sources and " + std::to_string(bytes.size()) + " lengths; as many of each");
+        CopyBegun begun{};
+        {
+            const Unlocked unlocked;
+            begun = begin_copies(reinterpret_cast<CopyFunction>(function), to.data(), from.data(), bytes.data(), to.size(),
+                                 reinterpret_cast<void*>(stream));
+        }
+        return Py_BuildValue("in", begun.code, static_cast<Py_ssize_t>(begun.begun));
+    });
+}
+
+PyMethodDef functions[] = {
+    {"payload_checksums", method(py_payload_checksums), METH_VARARGS | METH_KEYWORDS, "XXH3-64 of slots' payloads where they lie."},
+    {"verify_blocks", method(py_verify_blocks), METH_VARARGS | METH_KEYWORDS, "Verifies blocks where they lie."},
+    {"begin_copies", method(py_begin_copies), METH_VARARGS | METH_KEYWORDS, "Queues asynchronous copies of a device's driver."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+}  // namespace
+
+int add_device_functions(PyObject* module) { return PyModule_AddFunctions(module, functions); }
+
+}  // namespace kvdir::binding
