@@ -73,6 +73,15 @@ class Fetching:
         self.stories.append(self._story(flight, counts, now_s))
         return self._needless()
 
+    def overdue(self, now_s: float) -> tuple[Fetch, ...]:
+        found = []
+        for source in self._asking.sources.values():
+            for flight in source.flights.values():
+                if flight.tell_s <= now_s:
+                    flight.tell_s = now_s + (now_s - flight.began_s)
+                    found.append(flight.fetch)
+        return tuple(found)
+
     def under_way(self) -> list[FetchStory]:
         return [self._story(flight, {}, None) for source in self._asking.sources.values() for flight in source.flights.values()]
 
@@ -108,8 +117,10 @@ class Fetching:
             source.remark = "recomputing what is left is faster"
             self._blocks.worsen(pool, LoadStatus.SKIPPED)
             return None
-        chunk = max(1, self._terms.limits.max_chunk_bytes // size)
-        return self._begin(source, own, np.flatnonzero(pool)[: min(want, in_time, room, chunk)], now_s, hedges=None)
+        unmeasured = rivals and not self._asking.figures(source.name).path.reads
+        chunk_bytes = self._terms.limits.min_chunk_bytes if unmeasured else self._terms.limits.max_chunk_bytes
+        positions = np.flatnonzero(pool)[: min(want, in_time, room, max(1, chunk_bytes // size))]
+        return self._begin(source, own, positions, now_s, hedges=None)
 
     def _pool(self, source: Source, own: Offer, takeable: Mask, now_s: float) -> tuple[Mask, list[Offer]]:
         """What this source takes from: all it can take, with the rivals for it, or only what nobody else may serve."""
@@ -140,6 +151,8 @@ class Fetching:
 
     def _hedge(self, source: Source, own: Offer, now_s: float) -> Fetch | None:
         """Doubles the read that has been overdue for longest, if this source holds what is missing of it."""
+        if not self._terms.limits.hedge_share:
+            return None
         overdue = [
             flight
             for other in self._asking.sources.values()
@@ -150,8 +163,8 @@ class Fetching:
         size = self._terms.block_bytes
         in_time = int(own.bytes_by(self._terms.deadline_s - now_s) / size)
         limits = self._terms.limits
-        least = limits.fetches_per_source * limits.max_chunk_bytes
-        room = int(max(limits.hedge_share * len(self._blocks) * size, least) - self._hedged_bytes) // size
+        budget = max(limits.hedge_share * len(self._blocks) * size, limits.fetches_per_source * limits.max_chunk_bytes)
+        room = int(budget - self._hedged_bytes) // size
         for flight in sorted(overdue, key=lambda flight: flight.due_s):
             wanted = flight.positions[(self._blocks.open & source.holds)[flight.positions]]
             positions = wanted[: max(0, min(in_time, room))]
@@ -179,7 +192,7 @@ class Fetching:
         fetch = Fetch(number, source.ask, tuple(positions.tolist()), size_bytes, self._terms.deadline_s, predicted_s, hedges)
         ratio = self._asking.figures(source.name).path.overdue_ratio
         due_s = now_s + ratio * predicted_s + OVERDUE_GRACE_S
-        source.flights[number] = Flight(fetch, positions, now_s, now_s + predicted_s, due_s)
+        source.flights[number] = Flight(fetch, positions, now_s, now_s + predicted_s, due_s, due_s)
         self._blocks.taken[positions] += 1
         if hedges is None:
             self._bytes += size_bytes

@@ -92,7 +92,10 @@ class Figures:
         now_s: float,
         complete: bool = True,
     ) -> float:
-        """Learns from one read, from submission to its end; returns the prediction error took / predicted."""
+        """Learns from one read; returns the prediction error took / predicted.
+
+        took_s: from when it was let fly (`Schedule.ask`) to its end. queued_bytes: other reads in flight at the peer just then.
+        """
         return self._history(peer).path(plane).observe(queued_bytes + size_bytes, took_s, now_s, complete=complete)
 
     def observe_lock(self, peer: str, *, took_s: float, now_s: float) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from kvdir.location import NodeTrust
 from peer_agent.core.cost import UNKNOWN_PRICE, Recompute
+from peer_agent.core.schedule import BACKGROUND_CHUNK_BYTES
 
 
 class Outcome(enum.IntEnum):
@@ -24,8 +25,10 @@ class Outcome(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Bounds of one load. max_asks: over the whole load. hedge_share: of the load's bytes that may be read twice;
-    in any case what may be under way at one source."""
+    """Bounds of one load; a prefetch takes BACKGROUND_LIMITS. max_asks: over the whole load.
+
+    hedge_share: of the load's bytes that may be read twice, at least what may be under way at one source; 0: none.
+    """
 
     max_asks: int = 8
     parallel_asks: int = 4
@@ -34,6 +37,9 @@ class Limits:
     max_chunk_bytes: int = 16 << 20
     max_read_bytes: int = 1 << 30
     hedge_share: float = 0.25
+
+
+BACKGROUND_LIMITS = Limits(max_chunk_bytes=BACKGROUND_CHUNK_BYTES, hedge_share=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,8 +12,8 @@ Rules:
 - An overdue ask no longer counts as cover, and while others are left to ask, none may take more than half of the time.
 - Every position ends with exactly one status, the most telling one; every decision is in `explain`.
 
-Calls: `hold` what is here and `nominate`; then after every event `next_asks`, then `next_fetches`, and sleep until the next
-event or `next_wake_s`, until it is `over`; then answers that are still outstanding are for the shell to await and unlock.
+Calls: `hold` what is here and `nominate`; then after every event `overdue`, `next_asks`, `next_fetches`, and sleep until the
+next event or `next_wake_s`, until it is `over`; then answers that are still outstanding are for the shell to await and unlock.
 
 Pure: `now_s` is the caller's monotonic clock. Runs no I/O and holds no slots (peer_agent/server/reader.py does).
 """
@@ -137,10 +137,17 @@ class ReadPlan:
 
     # time
 
+    def overdue(self, now_s: float) -> tuple[Fetch, ...]:
+        """Reads that have become overdue, and again whenever they have taken twice as long.
+
+        Tell the figures of those that were let fly (`Figures.observe` with complete=False): then other loads need not find out.
+        """
+        return self._fetching.overdue(now_s)
+
     def next_wake_s(self, now_s: float) -> float:
-        """When to call `next_asks` and `next_fetches` again although nothing has happened; the deadline at the latest."""
+        """When to look again although nothing has happened; the deadline at the latest."""
         sources = self._asking.sources.values()
-        dues = [flight.due_s for source in sources for flight in source.flights.values()]
+        dues = [flight.tell_s for source in sources for flight in source.flights.values()]
         dues += [source.due_s for source in sources if source.waiting]
         return min((due_s for due_s in dues if due_s > now_s), default=self._terms.deadline_s)
 

@@ -128,6 +128,11 @@ class Schedule:
         lane = self._lanes.get(peer)
         return sum(lane.asked_bytes.values()) - lane.asked_bytes.get(besides, 0) if lane else 0
 
+    def flying_bytes(self, peer: str) -> int:
+        """Bytes in flight at this peer."""
+        lane = self._lanes.get(peer)
+        return lane.flying_bytes if lane else 0
+
     def waiting(self) -> dict[Priority, int]:
         """Chunks that wait, by priority."""
         counts = dict.fromkeys(Priority, 0)

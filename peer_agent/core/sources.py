@@ -37,13 +37,17 @@ class Verdict(enum.Enum):
 
 @dataclass(slots=True)
 class Flight:
-    """A read under way. end_s: predicted; due_s: beyond it, it is overdue. hedged: a second read of its blocks was begun."""
+    """A read under way. end_s: predicted; due_s: beyond it, it is overdue; tell_s: when to say so (again).
+
+    hedged: a second read of its blocks was begun.
+    """
 
     fetch: Fetch
     positions: Positions
     began_s: float
     end_s: float
     due_s: float
+    tell_s: float
     hedged: bool = False
 
 
