@@ -180,9 +180,10 @@ class TcpConnection:
 
 @final
 class Movers:
-    """Native threads that run reads; an event loop hears of their ends through a descriptor. No thread takes the GIL.
+    """A few native threads that run any number of jobs in turns; an event loop hears of their ends through a descriptor.
 
-    The reads take what `read_slots` and `TcpConnection.read` take and hold every buffer until they are collected.
+    No thread takes the GIL. The reads take what `read_slots` and `TcpConnection.read` take and hold every buffer until they
+    are collected. Each job ends by its deadline.
     """
 
     def __init__(self, threads: int) -> None: ...
@@ -212,12 +213,18 @@ class Movers:
         destinations: Packed,
         check: bool,
         deadline_ns: int,
-    ) -> int: ...
+    ) -> int:
+        """RuntimeError after close, or when the connection has a read already."""
+    def connect_tcp(self, host: str, port: int, deadline_ns: int) -> int:
+        """Begins to connect and returns its ticket. ConnectionError when that fails at once, or after close."""
     def abort(self, ticket: int) -> None:
-        """Makes a read end soon: shm with its current block, tcp by closing its connection. Unknown tickets are ignored."""
-    def collect(self) -> list[tuple[int, bytes]]:
-        """(ticket, n bytes of ReadStatus) of reads that ended since the last call; each comes back exactly once."""
+        """Ends a job that waits, now, and one that moves bytes soon (shm: with its current block; tcp: its connection is
+        closed). It still has to be collected. Unknown tickets are ignored."""
+    def collect(self) -> list[tuple[int, bytes | str | TcpConnection]]:
+        """(ticket, result) of jobs that ended since the last call; each comes back exactly once.
+
+        Reads give n bytes of ReadStatus; connects a TcpConnection, or a str with the reason why there is none."""
     def fileno(self) -> int:
         """Readable when `collect` has something."""
     def close(self) -> None:
-        """Aborts reads and joins the threads, GIL released; what ended can still be collected. Idempotent."""
+        """Ends all jobs and joins the threads, GIL released; what ended can still be collected. Idempotent."""

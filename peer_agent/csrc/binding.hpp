@@ -5,6 +5,7 @@
 #include <Python.h>
 
 #include <cstdint>
+#include <memory>
 #include <new>
 #include <stdexcept>
 #include <string>
@@ -124,6 +125,11 @@ int add_gets_functions(PyObject* module);
 int add_device_functions(PyObject* module);
 int add_tcp_types(PyObject* module);
 int add_movers_type(PyObject* module);
+
+// A TcpConnection object of `type`; null with an exception set.
+PyObject* new_connection(PyObject* type, std::unique_ptr<TcpClient> client);
+// std::invalid_argument unless one can connect to it.
+void require_target(int port, uint64_t deadline_ns);
 
 // The connection behind a TcpConnection object; the caller has checked its type and holds a reference.
 TcpClient& client_of(PyObject* connection);

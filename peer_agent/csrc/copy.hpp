@@ -27,6 +27,8 @@ struct Blocks {
     uint32_t width;
 
     Identity operator[](size_t i) const { return {namespace_digest, fingerprints + i * width, width}; }
+    // Blocks [first, end).
+    Blocks part(size_t first, size_t end) const { return {end - first, namespace_digest, fingerprints + first * width, width}; }
 };
 
 // Throws std::invalid_argument unless each offset begins a slot of at least `length` bytes and none comes twice.

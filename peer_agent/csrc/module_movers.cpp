@@ -1,4 +1,6 @@
 // peer_agent._native.Movers. Contract: peer_agent/_native.pyi.
+#include <algorithm>
+#include <atomic>
 #include <memory>
 
 #include "binding.hpp"
@@ -8,37 +10,62 @@
 namespace kvdir::binding {
 namespace {
 
-// A read on its way: arguments and result. Created and destroyed with the GIL, run without.
-class ReadOnItsWay : public Job {
+// Python's side of a job. Created, collected and destroyed with the GIL, run without.
+class PythonJob : public Job {
   public:
-    SlotRead read;
-    std::vector<uint8_t> statuses;
-
-    void prepare() {
-        read.prepare();
-        statuses.assign(read.wanted.size(), PEER_LOST);
-    }
-    virtual void begin() {}
+    // What `collect` gives for it: a new reference, null with an exception set.
+    virtual PyObject* result() = 0;
+    // Before it is submitted; std::invalid_argument and std::runtime_error pass through.
+    virtual Need begin() = 0;
 };
 
-class ShmRead final : public ReadOnItsWay {
+class SlotReadJob : public PythonJob {
+  public:
+    SlotRead read;
+
+    PyObject* result() override { return bytes_from(statuses_); }
+    Need begin() override {
+        read.prepare();
+        deadline_ns = read.deadline_ns;
+        statuses_.assign(read.wanted.size(), PEER_LOST);
+        return Need::TURN;
+    }
+
+  protected:
+    std::vector<uint8_t> statuses_;
+};
+
+class ShmRead final : public SlotReadJob {
   public:
     Buffer source;
 
-    void run() noexcept override {
+    Need advance() noexcept override {
+        const size_t end = turn_end();
         try {
-            read_blocks({source.data(), source.bytes()}, read.wanted.data(), read.blocks, read.to.data(), read.check != 0,
-                        read.deadline_ns, &stop_, statuses.data());
+            read_blocks({source.data(), source.bytes()}, read.wanted.data() + next_, read.blocks.part(next_, end),
+                        read.to.data() + next_, read.check != 0, read.deadline_ns, &stop_, statuses_.data() + next_);
         } catch (const std::exception&) {  // out of memory: blocks without a verdict stay PEER_LOST
         }
+        next_ = end;
+        return next_ == statuses_.size() ? Need::NOTHING : Need::TURN;
     }
-    void abort() noexcept override { stop_.store(true, std::memory_order_relaxed); }
+    void end(Status status) noexcept override { std::fill(statuses_.begin() + static_cast<ptrdiff_t>(next_), statuses_.end(), status); }
+    void interrupt() noexcept override { stop_.store(true, std::memory_order_relaxed); }
 
   private:
+    static constexpr size_t kTurnBytes = 8 << 20;
+
+    size_t turn_end() const {
+        size_t end = next_, bytes = 0;
+        while (end < read.wanted.size() && bytes < kTurnBytes) bytes += read.wanted[end++].length;
+        return end;
+    }
+
+    size_t next_ = 0;  // first block without a verdict
     std::atomic<bool> stop_{false};
 };
 
-class TcpRead final : public ReadOnItsWay {
+class TcpRead final : public SlotReadJob {
   public:
     PyObject* connection = nullptr;  // a reference of ours
     unsigned long long lock = 0, epoch = 0;
@@ -47,32 +74,69 @@ class TcpRead final : public ReadOnItsWay {
         reading_.reset();
         Py_XDECREF(connection);
     }
-    // In the event loop: the request is sent now, so that the owner is at work while a mover thread wakes up.
-    void begin() override { reading_ = client_of(connection).try_begin(job(), statuses.data()); }
-    void run() noexcept override {
+    // In the event loop: the request is sent now, and the answer wakes a mover thread.
+    Need begin() override {
+        SlotReadJob::begin();
+        reading_ = client_of(connection).try_read(
+            {lock, epoch, read.wanted.data(), read.blocks, read.to.data(), read.check != 0, read.deadline_ns}, statuses_.data());
+        if (reading_ == nullptr) throw std::runtime_error("the connection is busy with another read");
+        return reading_->begin();
+    }
+    Need advance() noexcept override {
         try {
-            if (reading_ != nullptr) {
-                finish();
-                reading_.reset();
-            } else {
-                client_of(connection).read(job(), statuses.data());
-            }
-        } catch (const std::exception&) {
+            const Need need = reading_->advance();
+            if (need == Need::NOTHING) reading_.reset();  // the connection is free
+            return need;
+        } catch (const std::exception&) {  // out of memory
+            end(PEER_LOST);
+            return Need::NOTHING;
         }
     }
-    void abort() noexcept override { client_of(connection).close(); }
+    void end(Status status) noexcept override {
+        reading_->end(status);
+        reading_.reset();
+    }
+    void interrupt() noexcept override { client_of(connection).close(); }
+    int fd() const noexcept override { return client_of(connection).fd(); }
 
   private:
-    ReadJob job() const {
-        return {lock, epoch, read.wanted.data(), read.blocks, read.to.data(), read.check != 0, read.deadline_ns};
-    }
-
-    void finish() {
-        for (Need need = reading_->advance(); need != Need::NOTHING; need = reading_->advance())
-            if (!wait_for(client_of(connection).fd(), need, read.deadline_ns)) return reading_->end(LATE);
-    }
-
     std::unique_ptr<TcpReading> reading_;
+};
+
+// Opens a connection; the result is the TcpConnection, or a str that says why there is none.
+class TcpConnect final : public PythonJob {
+  public:
+    PyObject* connection_type = nullptr;  // of the Movers that collect it
+    std::string host;
+    uint16_t port = 0;
+
+    Need begin() override {
+        client_ = std::make_unique<TcpClient>(host, port);
+        return Need::WRITE;
+    }
+    Need advance() noexcept override {
+        try {
+            return client_->greet();
+        } catch (const std::exception& error) {
+            return fail(error.what()), Need::NOTHING;
+        }
+    }
+    void end(Status status) noexcept override { fail(status == LATE ? client_->late_reason() : "closed while connecting"); }
+    void interrupt() noexcept override {}  // never runs for long
+    int fd() const noexcept override { return client_->fd(); }
+    PyObject* result() override {
+        if (client_ != nullptr) return new_connection(connection_type, std::move(client_));
+        return PyUnicode_FromStringAndSize(reason_.data(), static_cast<Py_ssize_t>(reason_.size()));
+    }
+
+  private:
+    void fail(std::string reason) {
+        reason_ = std::move(reason);
+        client_.reset();
+    }
+
+    std::unique_ptr<TcpClient> client_;
+    std::string reason_;
 };
 
 struct MoversObject {
@@ -117,11 +181,10 @@ void movers_dealloc(PyObject* object) {
     free_object(object);
 }
 
-PyObject* submit(PyObject* self, std::unique_ptr<ReadOnItsWay> job) {
-    return guarded(PyExc_RuntimeError, [&] {
-        job->prepare();
-        job->begin();
-        return PyLong_FromUnsignedLongLong(movers_of(self).submit(std::move(job)));
+PyObject* submit(PyObject* self, std::unique_ptr<PythonJob> job, PyObject* error = PyExc_RuntimeError) {
+    return guarded(error, [&] {
+        const Need need = job->begin();
+        return PyLong_FromUnsignedLongLong(movers_of(self).submit(std::move(job), need));
     });
 }
 
@@ -150,6 +213,23 @@ PyObject* movers_read_tcp(PyObject* self, PyObject* args, PyObject* kwargs) {
     return submit(self, std::move(job));
 }
 
+PyObject* movers_connect_tcp(PyObject* self, PyObject* args, PyObject* kwargs) {
+    static const char* const names[] = {"host", "port", "deadline_ns", nullptr};
+    auto job = std::make_unique<TcpConnect>();
+    const char* host = nullptr;
+    int port = 0;
+    unsigned long long deadline_ns = 0;
+    if (!parse(args, kwargs, "siK:connect_tcp", names, &host, &port, &deadline_ns)) return nullptr;
+    return guarded(PyExc_ConnectionError, [&] {
+        require_target(port, deadline_ns);
+        job->connection_type = reinterpret_cast<MoversObject*>(self)->connection_type;
+        job->host = host;
+        job->port = static_cast<uint16_t>(port);
+        job->deadline_ns = deadline_ns;
+        return submit(self, std::move(job), PyExc_ConnectionError);
+    });
+}
+
 PyObject* movers_abort(PyObject* self, PyObject* args, PyObject* kwargs) {
     static const char* const names[] = {"ticket", nullptr};
     unsigned long long ticket = 0;
@@ -163,8 +243,8 @@ PyObject* movers_collect(PyObject* self, PyObject*) {
     PyObject* list = PyList_New(0);
     for (const auto& job : jobs) {
         if (list == nullptr) return nullptr;
-        PyObject* pair = Py_BuildValue("(KN)", static_cast<unsigned long long>(job->ticket),
-                                       bytes_from(static_cast<const ReadOnItsWay&>(*job).statuses));
+        PyObject* result = static_cast<PythonJob&>(*job).result();
+        PyObject* pair = result == nullptr ? nullptr : Py_BuildValue("(KN)", static_cast<unsigned long long>(job->ticket), result);
         if (pair == nullptr || PyList_Append(list, pair) != 0) Py_CLEAR(list);
         Py_XDECREF(pair);
     }
@@ -181,10 +261,11 @@ PyObject* movers_close(PyObject* self, PyObject*) {
 PyMethodDef methods[] = {
     {"read_slots", method(movers_read_slots), METH_VARARGS | METH_KEYWORDS, "Begins an shm read; returns its ticket."},
     {"read_tcp", method(movers_read_tcp), METH_VARARGS | METH_KEYWORDS, "Begins a tcp read; returns its ticket."},
-    {"abort", method(movers_abort), METH_VARARGS | METH_KEYWORDS, "Makes a read end soon."},
-    {"collect", movers_collect, METH_NOARGS, "Reads that have ended: [(ticket, statuses)]."},
+    {"connect_tcp", method(movers_connect_tcp), METH_VARARGS | METH_KEYWORDS, "Begins to connect; returns its ticket."},
+    {"abort", method(movers_abort), METH_VARARGS | METH_KEYWORDS, "Ends a job now, or makes it end soon."},
+    {"collect", movers_collect, METH_NOARGS, "Jobs that have ended: [(ticket, result)]."},
     {"fileno", movers_fileno, METH_NOARGS, "Readable when `collect` has something."},
-    {"close", movers_close, METH_NOARGS, "Aborts reads, joins the threads; idempotent."},
+    {"close", movers_close, METH_NOARGS, "Aborts jobs, joins the threads; idempotent."},
     {nullptr, nullptr, 0, nullptr},
 };
 PyType_Slot slots[] = {

@@ -121,18 +121,14 @@ PyObject* connection_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
     unsigned long long deadline_ns = 0;
     if (!parse(args, kwargs, "siK:TcpConnection", names, &host, &port, &deadline_ns)) return nullptr;
     return guarded(PyExc_ConnectionError, [&]() -> PyObject* {
-        if (port < 1 || port > 65535) throw std::invalid_argument("port " + std::to_string(port) + " is not in 1..65535");
-        if (deadline_ns == 0) throw std::invalid_argument("deadline_ns is 0; every connect has a deadline");
+        require_target(port, deadline_ns);
         std::unique_ptr<TcpClient> client;
         const std::string where = host;
         {
             const Unlocked unlocked;
             client = std::make_unique<TcpClient>(where, static_cast<uint16_t>(port), deadline_ns);
         }
-        auto* self = reinterpret_cast<ConnectionObject*>(allocate(type));
-        if (self == nullptr) return nullptr;
-        self->client = client.release();
-        return reinterpret_cast<PyObject*>(self);
+        return new_connection(reinterpret_cast<PyObject*>(type), std::move(client));
     });
 }
 
@@ -186,6 +182,18 @@ PyType_Slot connection_slots[] = {
 PyType_Spec connection_spec = {"peer_agent._native.TcpConnection", sizeof(ConnectionObject), 0, Py_TPFLAGS_DEFAULT, connection_slots};
 
 }  // namespace
+
+PyObject* new_connection(PyObject* type, std::unique_ptr<TcpClient> client) {
+    auto* self = reinterpret_cast<ConnectionObject*>(allocate(reinterpret_cast<PyTypeObject*>(type)));
+    if (self == nullptr) return nullptr;
+    self->client = client.release();
+    return reinterpret_cast<PyObject*>(self);
+}
+
+void require_target(int port, uint64_t deadline_ns) {
+    if (port < 1 || port > 65535) throw std::invalid_argument("port " + std::to_string(port) + " is not in 1..65535");
+    if (deadline_ns == 0) throw std::invalid_argument("deadline_ns is 0; every connect has a deadline");
+}
 
 TcpClient& client_of(PyObject* connection) { return *reinterpret_cast<ConnectionObject*>(connection)->client; }
 

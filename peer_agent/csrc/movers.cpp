@@ -1,13 +1,33 @@
 #include "movers.hpp"
 
 #include <signal.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/timerfd.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <stdexcept>
 
+#include "clock.hpp"
+
 namespace kvdir {
+namespace {
+
+// What an epoll event is about: one of these, or a ticket.
+constexpr uint64_t kKick = 0, kTimer = 1, kFirstTicket = 2;
+
+void signal_event(const Fd& event) {
+    const uint64_t one = 1;
+    while (write(event.get(), &one, sizeof one) < 0 && errno == EINTR) {
+    }
+}
+
+uint32_t epoll_events(Need need) {
+    return EPOLLONESHOT | (need != Need::WRITE ? EPOLLIN | EPOLLRDHUP : 0U) | (need != Need::READ ? EPOLLOUT : 0U);
+}
+
+}  // namespace
 
 std::thread start_thread(void (*body)(void*), void* argument) {
     sigset_t all, before;
@@ -18,8 +38,20 @@ std::thread start_thread(void (*body)(void*), void* argument) {
     return thread;
 }
 
-Movers::Movers(size_t threads) : done_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-    if (!done_fd_) throw std::runtime_error("cannot create an event descriptor: " + error_text(errno));
+Movers::Movers(size_t threads)
+    : done_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      epoll_(epoll_create1(EPOLL_CLOEXEC)),
+      kick_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      timer_(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)),
+      last_ticket_(kFirstTicket - 1) {
+    if (!done_fd_ || !epoll_ || !kick_ || !timer_)
+        throw std::runtime_error("cannot create an event descriptor: " + error_text(errno));
+    for (const auto& [fd, what] : {std::pair{kick_.get(), kKick}, std::pair{timer_.get(), kTimer}}) {
+        epoll_event event{};
+        event.events = EPOLLIN | EPOLLET;  // edges: each write and each expiry wakes one thread, and nobody has to read them
+        event.data.u64 = what;
+        epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event);
+    }
     try {
         for (size_t i = 0; i < threads; ++i)
             threads_.push_back(start_thread([](void* self) { static_cast<Movers*>(self)->work(); }, this));
@@ -31,20 +63,22 @@ Movers::Movers(size_t threads) : done_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
 
 Movers::~Movers() { close(); }
 
-uint64_t Movers::submit(std::unique_ptr<Job> job) {
+uint64_t Movers::submit(std::unique_ptr<Job> job, Need need) {
     const std::lock_guard<std::mutex> guard(mutex_);
     if (closing_) throw std::runtime_error("the movers are closed");
     const uint64_t ticket = job->ticket = ++last_ticket_;
-    live_[ticket] = job.get();
-    queued_.push_back(std::move(job));
-    wake_.notify_one();
+    if (job->deadline_ns != 0) deadlines_.emplace(job->deadline_ns, ticket);
+    const auto at = tasks_.emplace(ticket, Task{std::move(job)}).first;
+    place(at, need);
+    if (!ready_.empty()) kick();
+    arm();
     return ticket;
 }
 
 void Movers::abort(uint64_t ticket) {
-    const std::lock_guard<std::mutex> guard(mutex_);  // keeps the job alive meanwhile
-    const auto at = live_.find(ticket);
-    if (at != live_.end()) at->second->abort();
+    const std::lock_guard<std::mutex> guard(mutex_);
+    const auto at = tasks_.find(ticket);
+    if (at != tasks_.end()) stop(at);
 }
 
 std::vector<std::unique_ptr<Job>> Movers::collect() {
@@ -59,29 +93,121 @@ void Movers::close() {
     {
         const std::lock_guard<std::mutex> guard(mutex_);
         closing_ = true;
-        for (const auto& [ticket, job] : live_) job->abort();
+        for (auto at = tasks_.begin(); at != tasks_.end();) stop(at++);
+        kick();
     }
-    wake_.notify_all();
     for (std::thread& thread : threads_) thread.join();
     threads_.clear();
 }
 
 void Movers::work() {
     std::unique_lock<std::mutex> guard(mutex_);
-    while (true) {
-        wake_.wait(guard, [this] { return closing_ || !queued_.empty(); });
-        if (queued_.empty()) return;  // closing, and nothing left that would have to come back
-        std::unique_ptr<Job> job = std::move(queued_.front());
-        queued_.pop_front();
+    while (!closing_) {
+        run(guard);
+        const bool idle = ready_.empty() && !closing_;  // else only a look at what else has become ready
+        idle_threads_ += idle;
         guard.unlock();
-        job->run();
+        epoll_event event;
+        const int ready = epoll_wait(epoll_.get(), &event, 1, idle ? -1 : 0);
         guard.lock();
-        live_.erase(job->ticket);
-        done_.push_back(std::move(job));
-        const uint64_t one = 1;
-        while (write(done_fd_.get(), &one, sizeof one) < 0 && errno == EINTR) {
-        }
+        idle_threads_ -= idle;
+        if (ready == 1) dispatch(event.data.u64);
     }
+    kick();  // the next thread
+}
+
+// One turn of the job that has been ready for longest.
+void Movers::run(std::unique_lock<std::mutex>& guard) {
+    while (!ready_.empty()) {
+        const auto at = tasks_.find(ready_.front());
+        ready_.pop_front();
+        if (at == tasks_.end()) continue;
+        if (!ready_.empty()) kick();
+        at->second.at = At::RUNNING;
+        Job& job = *at->second.job;
+        guard.unlock();
+        const Need need = job.advance();
+        guard.lock();
+        return place(tasks_.find(job.ticket), need);  // others may have come and gone: iterators do not last
+    }
+}
+
+void Movers::dispatch(uint64_t what) {
+    if (what == kTimer) return expire();
+    const auto at = tasks_.find(what);
+    if (at == tasks_.end() || at->second.at != At::WAITING) return;  // kKick, or ended while the event was on its way
+    at->second.at = At::READY;
+    ready_.push_back(what);
+}
+
+// Where a job goes that nobody runs.
+void Movers::place(Tasks::iterator at, Need need) {
+    Task& task = at->second;
+    if (need == Need::NOTHING) return finish(at);
+    if (task.aborted || expired(task.job->deadline_ns)) {
+        task.job->end(task.aborted ? PEER_LOST : LATE);
+        return finish(at);
+    }
+    task.at = need == Need::TURN ? At::READY : At::WAITING;
+    if (need == Need::TURN) return ready_.push_back(at->first);
+    if (watch(*task.job, need)) return;
+    task.job->end(PEER_LOST);
+    finish(at);
+}
+
+bool Movers::watch(const Job& job, Need need) {
+    epoll_event event{};
+    event.events = epoll_events(need);
+    event.data.u64 = job.ticket;
+    if (epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, job.fd(), &event) == 0) return true;
+    return errno == ENOENT && epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, job.fd(), &event) == 0;
+}
+
+void Movers::finish(Tasks::iterator at) {
+    deadlines_.erase({at->second.job->deadline_ns, at->first});
+    done_.push_back(std::move(at->second.job));
+    tasks_.erase(at);
+    if (done_.size() == 1) signal_event(done_fd_);  // else it is signalled and not collected yet
+}
+
+void Movers::stop(Tasks::iterator at) {
+    Task& task = at->second;
+    if (task.at == At::RUNNING) {
+        task.aborted = true;
+        return task.job->interrupt();
+    }
+    task.job->end(PEER_LOST);
+    finish(at);
+}
+
+// Ends what waits beyond its deadline; who is ready or running finds out by itself.
+void Movers::expire() {
+    armed_ns_ = 0;
+    const uint64_t now = now_ns();
+    while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
+        const auto at = tasks_.find(deadlines_.begin()->second);
+        deadlines_.erase(deadlines_.begin());
+        if (at->second.at != At::WAITING) continue;
+        at->second.job->end(LATE);
+        finish(at);
+    }
+    arm();
+}
+
+void Movers::arm() {
+    if (deadlines_.empty()) return;
+    const uint64_t nearest = deadlines_.begin()->first;
+    if (armed_ns_ != 0 && armed_ns_ <= nearest) return;
+    itimerspec at{};
+    at.it_value.tv_sec = static_cast<time_t>(nearest / 1000000000ULL);
+    at.it_value.tv_nsec = static_cast<long>(nearest % 1000000000ULL);
+    timerfd_settime(timer_.get(), TFD_TIMER_ABSTIME, &at, nullptr);
+    armed_ns_ = nearest;
+}
+
+// Wakes a thread if one waits; the others look at ready_ anyway when their turn is over.
+void Movers::kick() {
+    if (idle_threads_ != 0 || closing_) signal_event(kick_);
 }
 
 }  // namespace kvdir

@@ -1,61 +1,99 @@
-// Native threads that run reads, so that neither starting nor ending one waits for Python's lock.
+// A few native threads that run any number of reads, so that neither starting nor ending one waits for Python's lock and a
+// peer that says nothing holds no thread.
 //
-//   event loop            mover thread
-//     submit(job) ------->  queue -> job.run()        the loop goes on; no GIL in run()
-//     fd() readable <-----  done list, eventfd
-//     collect() -> jobs
+//                    submit                 advance()            NOTHING
+//   event loop ------------------> READY ------------> RUNNING ------------> done list, eventfd ---> collect
+//                      |             ^ ^      TURN       |                        ^
+//                      | READ, WRITE | +-----------------+                        |
+//                      |             | descriptor ready  | READ, WRITE            | deadline: end(LATE)
+//                      +-----------> WAITING <-----------+ -----------------------+ abort, close: end(PEER_LOST)
 //
-// Invariants: a submitted job comes back from `collect` exactly once, whatever happens; a job is destroyed only by who
-// collected it (or by close), never in a mover thread, because jobs may hold Python objects.
+// All threads wait in one epoll set: sockets one-shot, so that one thread has a job at a time; a timer for the nearest
+// deadline; an event for jobs that are ready at once. The kernel wakes the thread that began to wait last, whose caches are warm.
+//
+// Invariants
+// - A submitted job comes back from `collect` exactly once, whatever happens; it is destroyed only by who collected it (or
+//   with the Movers), never in a mover thread, because jobs may hold Python objects.
+// - advance and end are never called at the same time. A job that is done is not called again.
+// - A waiting job ends at its deadline, a running one at the end of its turn after it.
+// - READY is first in, first out: turns go round.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "net.hpp"
+#include "slot.hpp"
+#include "stream.hpp"
 
 namespace kvdir {
 
 class Job {
   public:
     virtual ~Job() = default;
-    // Ends by the job's own deadline and throws nothing.
-    virtual void run() noexcept = 0;
-    // From any thread, before or during run: make it end soon. Must not block.
-    virtual void abort() noexcept = 0;
+    // Goes on as far as it can without waiting, for a turn at most. NOTHING: done.
+    virtual Need advance() noexcept = 0;
+    // Done now: LATE or PEER_LOST for what is missing. Must not block.
+    virtual void end(Status status) noexcept = 0;
+    // While another thread is in advance: make that return soon. Must not block.
+    virtual void interrupt() noexcept = 0;
+    // Of what it waits for.
+    virtual int fd() const noexcept { return -1; }
 
     uint64_t ticket = 0;
+    uint64_t deadline_ns = 0;
 };
 
 class Movers {
   public:
-    // Throws std::runtime_error when the system gives no descriptor.
+    // Throws std::runtime_error when the system gives no descriptor or thread.
     explicit Movers(size_t threads);
     ~Movers();
 
     int fd() const { return done_fd_.get(); }
-    uint64_t submit(std::unique_ptr<Job> job);
+    // need: what the job, as far as it has begun, waits for. Throws std::runtime_error when closed.
+    uint64_t submit(std::unique_ptr<Job> job, Need need = Need::TURN);
     void abort(uint64_t ticket);
     std::vector<std::unique_ptr<Job>> collect();
-    // Aborts what is queued or running and joins the threads; finished jobs can still be collected.
+    // Ends every job and joins the threads; what has ended can still be collected.
     void close();
 
   private:
-    void work();
+    enum class At : uint8_t { READY, RUNNING, WAITING };
+    struct Task {
+        std::unique_ptr<Job> job;
+        At at = At::READY;
+        bool aborted = false;
+    };
+    using Tasks = std::unordered_map<uint64_t, Task>;
 
-    Fd done_fd_;
+    void work();
+    void run(std::unique_lock<std::mutex>& guard);
+    void dispatch(uint64_t what);
+    void place(Tasks::iterator at, Need need);
+    bool watch(const Job& job, Need need);
+    void finish(Tasks::iterator at);
+    void stop(Tasks::iterator at);
+    void expire();
+    void arm();
+    void kick();
+
+    Fd done_fd_, epoll_, kick_, timer_;
     std::mutex mutex_;  // guards everything below but threads_
-    std::condition_variable wake_;
     bool closing_ = false;
-    uint64_t last_ticket_ = 0;
-    std::deque<std::unique_ptr<Job>> queued_;
-    std::unordered_map<uint64_t, Job*> live_;  // queued or running
+    size_t idle_threads_ = 0;  // that wait, or are about to
+    uint64_t last_ticket_;
+    Tasks tasks_;                                       // not done
+    std::deque<uint64_t> ready_;                        // tickets; those that are done meanwhile are passed over
+    std::set<std::pair<uint64_t, uint64_t>> deadlines_;  // (deadline, ticket) of tasks, until it has passed
+    uint64_t armed_ns_ = 0;                             // what the timer is set to; 0: not set
     std::vector<std::unique_ptr<Job>> done_;
     std::vector<std::thread> threads_;
 };

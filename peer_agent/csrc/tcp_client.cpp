@@ -96,7 +96,7 @@ void TcpClient::end_turn() {
     turn_.notify_one();
 }
 
-std::unique_ptr<TcpReading> TcpClient::try_begin(const ReadJob& job, uint8_t* statuses) {
+std::unique_ptr<TcpReading> TcpClient::try_read(const ReadJob& job, uint8_t* statuses) {
     std::unique_lock<std::mutex> guard(mutex_);
     if (busy_) return nullptr;
     busy_ = true;
@@ -114,7 +114,7 @@ void TcpClient::read(const ReadJob& job, uint8_t* statuses) {
     busy_ = true;
     guard.unlock();
     TcpReading reading(*this, job, statuses);
-    for (Need need = reading.advance(); need != Need::NOTHING; need = reading.advance())
+    for (Need need = reading.begin(); need != Need::NOTHING; need = reading.advance())
         if (!wait_for(fd_, need, job.deadline_ns)) return reading.end(LATE);
 }
 

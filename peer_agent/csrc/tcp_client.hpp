@@ -47,9 +47,9 @@ class TcpClient {
 
     // Waits in here, also for other reads of this connection.
     void read(const ReadJob& job, uint8_t* statuses);
-    // Sends the request. Null when another read has the connection. `job` and what it points to, and `statuses`, must live
-    // as long as the reading; destroying one that is not done breaks the connection, because its answer is on the way.
-    std::unique_ptr<TcpReading> try_begin(const ReadJob& job, uint8_t* statuses);
+    // A read that has not begun; null when another one has the connection. `job` and what it points to, and `statuses`, must
+    // live as long as it does. Destroying one that has begun and is not done breaks the connection: its answer is on the way.
+    std::unique_ptr<TcpReading> try_read(const ReadJob& job, uint8_t* statuses);
 
     bool broken() const { return broken_.load(std::memory_order_acquire); }
     void close();

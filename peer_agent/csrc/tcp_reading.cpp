@@ -21,16 +21,19 @@ TcpReading::TcpReading(TcpClient& client, const ReadJob& job, uint8_t* statuses)
         if (statuses_[i] == PEER_LOST) asked_.push_back(i);
     }
     plan_groups();
-    if (groups_.empty() || client_.broken() || job_.epoch != client_.epoch_ || expired(job_.deadline_ns)) return;
-    write_requests();
-    segments_.push_back(head_segment(0));
-    sent_ = true;
-    write_list(*client_.stream_, outgoing_);
 }
 
 TcpReading::~TcpReading() {
     end(PEER_LOST);
     client_.end_turn();
+}
+
+Need TcpReading::begin() {
+    if (groups_.empty() || client_.broken() || job_.epoch != client_.epoch_ || expired(job_.deadline_ns)) return Need::TURN;
+    write_requests();
+    segments_.push_back(head_segment(0));
+    sent_ = true;
+    return write_list(*client_.stream_, outgoing_) == Io::MOVED ? Need::READ : Need::READ_OR_WRITE;
 }
 
 Need TcpReading::advance() {

@@ -1,8 +1,8 @@
 // One read of the tcp plane as a state machine: who runs it never waits in it.
 //
-//   TcpReading()  -> advance() -> READ    -> advance() -> ... -> NOTHING: every block has its status
-//   (sends the       receives what is there,                     or end(LATE | PEER_LOST) at any point between two calls
-//    request)        verifies whole groups
+//   begin() -> READ   -> advance() -> READ, TURN   -> advance() -> ... -> NOTHING: every block has its status
+//   sends the            receives what is there,                       or end(LATE | PEER_LOST) between any two calls
+//   request              verifies whole groups
 //
 // Rules
 // - The peer is trusted in nothing: frames are compared with what was asked, payload lengths are ours, every header is
@@ -23,12 +23,14 @@ namespace kvdir {
 
 class TcpReading {
   public:
-    // By TcpClient, which has marked itself busy. Whatever goes wrong here shows itself in `advance`.
+    // By TcpClient, which has marked itself busy.
     TcpReading(TcpClient& client, const ReadJob& job, uint8_t* statuses);
     ~TcpReading();
     TcpReading(const TcpReading&) = delete;
     TcpReading& operator=(const TcpReading&) = delete;
 
+    // Sends as much of the request as goes without waiting. What goes wrong here shows itself in `advance`.
+    Need begin();
     // Receives what is there, at most kTurnBytes. NOTHING: done.
     Need advance();
     // Done now, with `status` for the blocks that have no verdict. Nothing happens when it is done already.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvdir.errors import ConfigError
 from peer_agent.memory.arena import Arena
 from peer_agent.mover import lanes
 from peer_agent.transport.base import Transport
 from peer_agent.transport.mover import MoverTransport
+from peer_agent.transport.movers import Movers
 from peer_agent.transport.shm import ShmTransport
 from peer_agent.transport.tcp import TcpTransport
 
@@ -19,23 +20,24 @@ from peer_agent.transport.tcp import TcpTransport
 class PlaneOptions:
     """What an agent's configuration says about its data planes.
 
-    listen_host, port, advertise_host: of the tcp plane; port 0 takes any free one. read_threads: per plane. verify_shm: compare
-    checksums on the shm plane too, not only generations. allow_emulated_rma, ucp_library: of the planes in movers.
+    listen_host, port, advertise_host: of the tcp plane; port 0 takes any free one. verify_shm: compare checksums on the shm
+    plane too, not only generations. allow_emulated_rma, ucp_library: of the planes in mover processes. movers: the native
+    threads that shm and tcp share.
     """
 
     listen_host: str = "127.0.0.1"
     port: int = 0
     advertise_host: str = ""
-    read_threads: int = 16
     connections_per_peer: int = 2
     max_connections: int = 256
     verify_shm: bool = False
     allow_emulated_rma: bool = False
     ucp_library: str = ""
+    movers: Movers = field(default_factory=Movers)
 
 
 def _shm(arena: Arena, options: PlaneOptions) -> Transport:
-    return ShmTransport(arena, threads=options.read_threads, check=options.verify_shm)
+    return ShmTransport(arena, movers=options.movers, check=options.verify_shm)
 
 
 def _tcp(arena: Arena, options: PlaneOptions) -> Transport:
@@ -44,7 +46,7 @@ def _tcp(arena: Arena, options: PlaneOptions) -> Transport:
         listen_host=options.listen_host,
         port=options.port,
         advertise_host=options.advertise_host,
-        threads=options.read_threads,
+        movers=options.movers,
         connections_per_peer=options.connections_per_peer,
         max_connections=options.max_connections,
     )

@@ -52,11 +52,13 @@ class ShmTransport:
 
     name = "shm"
 
-    def __init__(self, arena: Arena, *, threads: int = 2, check: bool = False, inline_bytes: int = INLINE_BYTES) -> None:
+    def __init__(
+        self, arena: Arena, *, movers: Movers | None = None, check: bool = False, inline_bytes: int = INLINE_BYTES
+    ) -> None:
         self._arena = arena
         self._check = check
         self._inline = InlineBudget(inline_bytes)
-        self._movers = Movers(threads=threads)
+        self._movers = (movers or Movers()).attach()
         self._connections: weakref.WeakSet[ShmConnection] = weakref.WeakSet()
 
     def capabilities(self) -> Capabilities:
@@ -114,11 +116,9 @@ class ShmConnection:
         if self._inline.take(_native.ok_bytes(blocks.records, bytes(len(blocks)))):
             return settled_outcome(blocks, self._call(_native.read_slots, blocks, until_s))
         try:
-            statuses = await self._movers.run(
-                lambda movers: self._call(movers.read_slots, blocks, until_s), until_s=until_s, tickets=self._tickets
+            statuses = await self._movers.read(
+                lambda movers: self._call(movers.read_slots, blocks, until_s), tickets=self._tickets
             )
-        except TimeoutError:
-            return uniform_outcome(blocks, ReadStatus.LATE)
         except ConnectionError:
             return uniform_outcome(blocks, ReadStatus.PEER_LOST)
         return settled_outcome(blocks, statuses)
@@ -132,8 +132,6 @@ class ShmConnection:
         self._peer.close()
 
     def _call(self, function: Callable[..., T], blocks: ReadList, until_s: float) -> T:
-        if self._closed:
-            raise ConnectionError("closed while waiting for a thread")
         return function(
             self._peer.region,
             blocks.records,

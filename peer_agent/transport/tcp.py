@@ -7,11 +7,7 @@ Descriptor, little endian: u8 layout version (1) | u8 zero | u16 port | u64 epoc
 
 Rules:
 - The owner's thread and the reader's calls never hold the GIL while bytes move.
-- A reader has at most `connections_per_peer` connections to a peer, one read at a time on each; who finds none free waits
-  within its deadline. A connection that was late or broke is replaced by the next read.
-- A reused connection may have died while it was idle. A read that finds it dead before any block was decided is tried once
-  more on a fresh one; a fresh one that fails is the peer's failure.
-- Native reads write from their own thread only and end by their deadline, so every outcome is settled.
+- Connections and reads of one peer: tcp_peer.py.
 """
 
 from __future__ import annotations
@@ -23,21 +19,15 @@ import struct
 import time
 import weakref
 from dataclasses import dataclass
-from functools import partial
 
 from peer_agent import _native
 from peer_agent.memory.arena import Arena
-from peer_agent.transport.base import Capabilities, ReadList, ReadOutcome, ReadStatus
-from peer_agent.transport.movers import Movers, acquire
-from peer_agent.transport.outcomes import settled_outcome, uniform_outcome
+from peer_agent.transport.base import Capabilities
+from peer_agent.transport.movers import Movers
+from peer_agent.transport.tcp_peer import TcpPeer
 
 DESCRIPTOR_VERSION = 1
 DESCRIPTOR = struct.Struct("<BBHQ")
-_ALL_LOST = bytes([ReadStatus.PEER_LOST])
-
-
-_CONNECT_S = 1.0
-"""Longest connect: a stopped peer must not hold a thread of the loop's pool for as long as a load may take."""
 
 
 class TcpTransport:
@@ -52,7 +42,7 @@ class TcpTransport:
         listen_host: str = "127.0.0.1",
         port: int = 0,
         advertise_host: str = "",
-        threads: int = 4,
+        movers: Movers | None = None,
         connections_per_peer: int = 2,
         max_connections: int = 256,
         check: bool = True,
@@ -70,7 +60,7 @@ class TcpTransport:
         self._connections_per_peer = connections_per_peer
         self._max_connections = max_connections
         self._check = check
-        self._movers = Movers(threads=threads)
+        self._movers = (movers or Movers()).attach()
         self._server: _native.TcpServer | None = None
         self._peers: weakref.WeakSet[TcpPeer] = weakref.WeakSet()
 
@@ -126,102 +116,6 @@ class TcpTransport:
         await self._movers.close()
         if self._server is not None:
             self._server.close()
-
-
-class TcpPeer:
-    """The connections to one peer: idle ones are kept, busy ones belong to one read each."""
-
-    def __init__(self, arena: Arena, address: str, port: int, movers: Movers, *, connections: int, check: bool) -> None:
-        self._arena = arena
-        self._address = address
-        self._port = port
-        self._movers = movers
-        self._check = check
-        self._free = asyncio.Semaphore(connections)
-        self._idle: list[_native.TcpConnection] = []
-        self._busy: set[_native.TcpConnection] = set()
-        self._closed = False
-
-    async def warm_up(self, *, until_s: float) -> None:
-        """One connection, so that `connect` fails where reads would. Raises ConnectionError."""
-        self._put_back(await self._fresh(until_s))
-
-    async def read(self, blocks: ReadList, *, deadline_s: float) -> ReadOutcome:
-        until_s = time.monotonic() + deadline_s
-        if len(blocks) == 0:
-            return uniform_outcome(blocks, ReadStatus.OK)
-        try:
-            await acquire(self._free, until_s=until_s)
-        except TimeoutError:
-            return uniform_outcome(blocks, ReadStatus.LATE)
-        try:
-            return settled_outcome(blocks, await self._read(blocks, until_s))
-        except TimeoutError:
-            return uniform_outcome(blocks, ReadStatus.LATE)
-        except ConnectionError:
-            late = time.monotonic() >= until_s
-            return uniform_outcome(blocks, ReadStatus.LATE if late else ReadStatus.PEER_LOST)
-        finally:
-            self._free.release()
-
-    async def close(self) -> None:
-        """Reads in progress end as PEER_LOST."""
-        self._closed = True
-        for connection in (*self._idle, *self._busy):
-            connection.close()
-        self._idle.clear()
-
-    async def _read(self, blocks: ReadList, until_s: float) -> bytes:
-        while self._idle and not self._closed:
-            statuses = await self._read_on(self._idle.pop(), blocks, until_s)
-            if statuses.strip(_ALL_LOST):
-                return statuses
-        return await self._read_on(await self._fresh(until_s), blocks, until_s)
-
-    async def _read_on(self, connection: _native.TcpConnection, blocks: ReadList, until_s: float) -> bytes:
-        self._busy.add(connection)
-        try:
-            return await self._movers.run(
-                lambda movers: movers.read_tcp(
-                    connection,
-                    blocks.lock,
-                    blocks.epoch,
-                    blocks.records,
-                    blocks.namespace_digest,
-                    blocks.fingerprints,
-                    blocks.width,
-                    self._arena.region,
-                    blocks.destinations,
-                    self._check,
-                    int(until_s * 1e9),
-                ),
-                until_s=until_s,
-            )
-        finally:
-            self._busy.discard(connection)
-            self._put_back(connection)
-
-    def _put_back(self, connection: _native.TcpConnection) -> None:
-        if connection.broken or self._closed:
-            connection.close()
-        else:
-            self._idle.append(connection)
-
-    async def _fresh(self, until_s: float) -> _native.TcpConnection:
-        """A new connection. Raises ConnectionError; one that comes too late is closed by its destructor."""
-        if self._closed:
-            raise ConnectionError("closed")
-        until_s = min(until_s, time.monotonic() + _CONNECT_S)
-        open_native = partial(_native.TcpConnection, self._address, self._port, int(until_s * 1e9))
-        try:
-            async with asyncio.timeout(until_s - time.monotonic()):
-                connection = await asyncio.to_thread(open_native)
-        except TimeoutError:
-            raise ConnectionError(f"no thread was free to connect to {self._address} port {self._port} in time") from None
-        if self._closed:  # meanwhile
-            connection.close()
-            raise ConnectionError("closed")
-        return connection
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@
 
 #include "arena.hpp"
 #include "clock.hpp"
-#include "movers.hpp"
 #include "tcp_reading.hpp"
 #include "tcp_server.hpp"
 
@@ -338,9 +337,9 @@ TEST(reads_that_were_begun_go_on_in_another_thread_or_break_the_connection) {
     const auto to = bed.reader.destinations(bed.content.records);
     std::vector<uint8_t> statuses(32, 255), late(32, 255);
     const ReadJob job{1, kEpoch, bed.content.records.data(), bed.content.blocks(), to.data(), true, soon()};
-    auto reading = client.try_begin(job, statuses.data());
-    CHECK(reading != nullptr);
-    CHECK(client.try_begin(job, late.data()) == nullptr);  // busy
+    auto reading = client.try_read(job, statuses.data());
+    CHECK(reading != nullptr && reading->begin() == Need::READ);
+    CHECK(client.try_read(job, late.data()) == nullptr);  // busy
     ReadJob impatient = job;
     impatient.deadline_ns = soon(1);
     client.read(impatient, late.data());
@@ -352,48 +351,10 @@ TEST(reads_that_were_begun_go_on_in_another_thread_or_break_the_connection) {
     }).join();
     CHECK(statuses == std::vector<uint8_t>(32, OK));
 
-    client.try_begin(job, statuses.data()).reset();  // its answer is on the way and nobody takes it
+    reading = client.try_read(job, statuses.data());
+    CHECK(reading->begin() == Need::READ);
+    reading.reset();  // its answer is on the way and nobody takes it
     CHECK(client.broken());
     client.read(job, statuses.data());
     CHECK(statuses == std::vector<uint8_t>(32, PEER_LOST));
-}
-
-namespace {
-
-class CountingJob final : public Job {
-  public:
-    explicit CountingJob(std::atomic<int>* ran) : ran_(ran) {}
-    void run() noexcept override {
-        while (!stop_.load() && spins_-- > 0) std::this_thread::yield();
-        ++*ran_;
-    }
-    void abort() noexcept override { stop_ = true; }
-
-  private:
-    std::atomic<int>* ran_;
-    std::atomic<bool> stop_{false};
-    uint64_t spins_ = below(200);
-};
-
-}  // namespace
-
-TEST(every_job_comes_back_once_whatever_is_aborted_or_closed) {
-    for (int round = 0; round < 100; ++round) {
-        std::atomic<int> ran{0};
-        Movers movers(1 + below(4));
-        const uint64_t submitted = below(50);
-        for (uint64_t i = 0; i < submitted; ++i) {
-            const uint64_t ticket = movers.submit(std::make_unique<CountingJob>(&ran));
-            if (below(4) == 0) movers.abort(ticket);
-        }
-        uint64_t collected = 0;
-        if (round % 2 == 0)
-            while (collected < submitted) {
-                CHECK(wait_for(movers.fd(), POLLIN, soon()));
-                collected += movers.collect().size();
-            }
-        movers.close();
-        collected += movers.collect().size();
-        CHECK(collected == submitted && ran == static_cast<int>(submitted));
-    }
 }
