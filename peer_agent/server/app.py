@@ -28,6 +28,8 @@ from kvdir.index import Sketch
 from kvdir.obs.http import LoopPulse
 from kvdir.rpc.channel import client_options
 from peer_agent.core.inventory import Inventory
+from peer_agent.core.orders import Limits as LoadLimits
+from peer_agent.core.schedule import Schedule
 from peer_agent.core.slot_table import SlotTable
 from peer_agent.memory import presence
 from peer_agent.memory.arena import Arena
@@ -46,6 +48,7 @@ from peer_agent.server.reader import Reader
 from peer_agent.server.store import Store
 from peer_agent.server.tasks import OwnedTasks
 from peer_agent.server.ticker import run_ticker
+from peer_agent.server.turns import Turns
 from peer_agent.transport.base import Transport
 from peer_agent.transport.registry import PlaneOptions, current_offers, open_transports
 from peer_agent.transport.tcp import TcpTransport
@@ -80,6 +83,7 @@ class _Parts:
     planes: dict[str, Transport]
     tasks: OwnedTasks
     peers: Peers
+    turns: Turns
     directory: Coordinators | None
     prefill_tokens_per_s: dict[bytes, float]
 
@@ -142,7 +146,9 @@ class Agent:
         await self._export(planes)
         self.store.planes = tuple(planes.values())
         tasks = OwnedTasks(limit=MAX_TASKS)
-        peers = self._build_peers(planes, tasks)
+        schedule = Schedule(peer_bytes=config.max_flight_bytes, total_bytes=config.max_flight_total_bytes)
+        turns = Turns(schedule, clock=self._clock)
+        peers = self._build_peers(planes, turns, tasks)
         self._stack.push_async_callback(peers.close)
         directory = self._build_directory()
         self.reader = Reader(
@@ -152,13 +158,13 @@ class Agent:
             node=self.node,
             clock=self._clock,
             tasks=tasks,
-            max_chunk_bytes=config.max_chunk_bytes,
-            max_read_bytes=config.max_read_bytes,
+            turns=turns,
+            limits=LoadLimits(max_chunk_bytes=config.max_chunk_bytes, max_read_bytes=config.max_read_bytes),
             directory_timeout_s=config.directory_timeout_s,
         )
         self._stack.push_async_callback(tasks.close, timeout_s=config.grace_s)
         prefill_tokens_per_s = {item.namespace.digest: item.prefill_tokens_per_s for item in served}
-        await self._serve(_Parts(arena, outbox, planes, tasks, peers, directory, prefill_tokens_per_s))
+        await self._serve(_Parts(arena, outbox, planes, tasks, peers, turns, directory, prefill_tokens_per_s))
 
     async def _serve(self, parts: _Parts) -> None:
         """Listens, top down from here: peers, engines, http; then the clock, and last the word to the coordinators."""
@@ -169,6 +175,7 @@ class Agent:
             store=self.store,
             reader=self.reader,
             peers=parts.peers,
+            turns=parts.turns,
             publishing=self.publishing,
             outbox=parts.outbox,
             calls=self._listeners.calls,
@@ -261,7 +268,7 @@ class Agent:
         except OSError as error:
             raise ConfigError([f"data_listen: cannot listen on {self.config.data_listen}: {error}"]) from error
 
-    def _build_peers(self, planes: dict[str, Transport], tasks: OwnedTasks) -> Peers:
+    def _build_peers(self, planes: dict[str, Transport], turns: Turns, tasks: OwnedTasks) -> Peers:
         config = self.config
         return Peers(
             me=self.node,
@@ -271,7 +278,7 @@ class Agent:
             connect_timeout_s=config.connect_timeout_s,
             breaker_s=config.breaker_s,
             breaker_max_s=config.breaker_max_s,
-            max_flight_bytes=config.max_flight_bytes,
+            turns=turns,
             tasks=tasks,
             clock=self._clock,
         )

@@ -68,6 +68,7 @@ class AgentConfig:
     max_read_bytes: int = setting(1 << 30, "Bytes that one load may bring from peers; the blocks beyond are misses.")
     max_chunk_bytes: int = setting(16 << 20, "Bytes of one transfer; a small load waits behind at most one of them.")
     max_flight_bytes: int = setting(64 << 20, "Bytes under way from one peer at a time.")
+    max_flight_total_bytes: int = setting(256 << 20, "Bytes under way from all peers together; slow ones never take them all.")
     max_reply_bytes: int = setting(4 << 20, "Bytes that Peer.Read hands out over gRPC, for diagnosis.")
     max_lease_s: float = setting(30.0, "Longest lease of a lock or reservation; longer wishes are shortened.")
     max_pin_s: float = setting(3600.0, "Longest protection from eviction by Pin.")

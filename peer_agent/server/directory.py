@@ -16,7 +16,7 @@ from kvdir.errors import DeadlineExceeded, Unavailable
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import Tier
 from kvdir.rpc.cancel import call_alone_cancelled
-from peer_agent.core.serial_plan import claims
+from peer_agent.core.nominees import claims
 from peer_agent.server.load import Nominations
 
 PAUSE_S = 0.5

@@ -23,6 +23,8 @@ from kvdir.obs.logs import say
 from kvdir.rpc.lookup_codec import decode_fingerprints, encode_trust
 from peer_agent.core.effects import Occupancy
 from peer_agent.core.inventory import AGENT
+from peer_agent.core.schedule import Priority
+from peer_agent.server.explaining import explanation_json
 from peer_agent.server.identity import Identity, Limits
 from peer_agent.server.load import Directory
 from peer_agent.server.namespaces import explain_unknown
@@ -162,17 +164,18 @@ class EngineService(engine_pb2_grpc.EngineServicer):
         return answer
 
     async def Load(self, request: engine_pb2.LoadRequest, context: Context) -> engine_pb2.LoadResponse:
-        digest = self._namespace_of(request.session)
+        session = self._session(request.session)
         self._store.unlock(request.release, session=request.session)
         self._store.admit_lock(for_peers=False)
         lease_s = self._limits.lease_s(request.lease_ms)
         load = await self._reader.load(
-            digest,
+            session.namespace_digest,
             decode_fingerprints(request.fingerprints),
             session=request.session,
             timeout_s=self._deadline_s(request.deadline_ms, context),
             lease_s=lease_s,
             local_only=request.local_only,
+            prefill_tokens_per_s=session.prefill_tokens_per_s,
         )
         return engine_pb2.LoadResponse(
             protocol_version=PROTOCOL_VERSION,
@@ -185,6 +188,9 @@ class EngineService(engine_pb2_grpc.EngineServicer):
             read_us=int(load.read_s * 1e6),
             nodes=[encode_trust(node) for node in load.nodes],
             directory_reached=load.directory_reached,
+            predicted_us=int(load.plan.predicted_s * 1e6),
+            net_gain_us=int(load.net_gain_s * 1e6),
+            explanation=explanation_json(load) if request.explain else "",
         )
 
     async def Release(self, request: engine_pb2.ReleaseRequest, context: Context) -> engine_pb2.ReleaseResponse:
@@ -203,11 +209,18 @@ class EngineService(engine_pb2_grpc.EngineServicer):
         return engine_pb2.ReleaseResponse(unknown=self._store.unlock(request.locks, session=request.session))
 
     async def Prefetch(self, request: engine_pb2.PrefetchRequest, context: Context) -> engine_pb2.PrefetchResponse:
-        digest = self._namespace_of(request.session)
+        session = self._session(request.session)
         fingerprints = decode_fingerprints(request.fingerprints)
-        local = self._store.present(digest, fingerprints).count(1)
-        timeout_s = self._deadline_s(request.deadline_ms, None)
-        work = self._reader.load(digest, fingerprints, session=AGENT, timeout_s=timeout_s, lease_s=0.0)
+        local = self._store.present(session.namespace_digest, fingerprints).count(1)
+        work = self._reader.load(
+            session.namespace_digest,
+            fingerprints,
+            session=AGENT,
+            timeout_s=self._deadline_s(request.deadline_ms, None),
+            lease_s=0.0,
+            priority=Priority.PREFETCH,
+            prefill_tokens_per_s=session.prefill_tokens_per_s,
+        )
         started = self._prefetches.start(work, name="prefetch")
         accepted = len(fingerprints) - local if started is not None else 0
         return engine_pb2.PrefetchResponse(protocol_version=PROTOCOL_VERSION, accepted=accepted, local=local)

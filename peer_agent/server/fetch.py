@@ -1,191 +1,198 @@
-"""Bytes of one load from one owner: slots reserved, a verified read into them, commit of what arrived, and the rest given back.
+"""One read from one owner: its turn, slots, the verified read into them, commit of what arrived, and the rest given back.
 
-Rules: a slot that did not get its block is freed only once the transfer has settled, else quarantined; blocks that somebody
-else is writing are left to `Load.writers`; what is here is locked for the engine at once, so that it is not evicted by the
-next chunk of the same load. Does not: ask owners, wait for other writers (reader.py).
+Rules: a slot that did not get its block is freed only once the transfer has settled, else quarantined; what is here is locked
+for the engine at once, so that it is not evicted by the next read of the same load; a hedge writes into slots of its own
+beside the read that it doubles, and a block that the other one has committed meanwhile counts as here.
+Does not: ask owners (owners.py), choose what to read (peer_agent/core/plan.py), or wait for other writers (load_work.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from peer_agent.core.budget import chunks
-from peer_agent.core.effects import BlockState, LoadStatus, Reserved
-from peer_agent.core.inventory import AGENT
+from peer_agent.core.effects import BlockState, Reserved
+from peer_agent.core.leases import AGENT
+from peer_agent.core.orders import Fetch, Outcome
 from peer_agent.core.records import BLOCK_RECORD
-from peer_agent.core.serial_plan import Ask
 from peer_agent.server.load import Load, ReaderCounters
-from peer_agent.server.peer import LockAnswer, Peer
+from peer_agent.server.owners import Source
 from peer_agent.server.peers import Peers
 from peer_agent.server.store import Store
+from peer_agent.server.turns import Turns
 from peer_agent.transport.base import ReadList, ReadOutcome, ReadStatus
 
-OUTCOMES = {
-    ReadStatus.OK: LoadStatus.HIT_PEER,
-    ReadStatus.ABSENT: LoadStatus.STALE,
-    ReadStatus.STALE: LoadStatus.STALE,
-    ReadStatus.TORN: LoadStatus.CORRUPT,
-    ReadStatus.CORRUPT: LoadStatus.CORRUPT,
-    ReadStatus.LATE: LoadStatus.LATE,
-    ReadStatus.PEER_LOST: LoadStatus.MISS,
-}
+Array = np.ndarray[Any, Any]
+
+_OUTCOMES = np.zeros(len(ReadStatus), np.uint8)
+_OUTCOMES[ReadStatus.OK] = Outcome.HERE
+_OUTCOMES[[ReadStatus.ABSENT, ReadStatus.STALE]] = Outcome.STALE
+_OUTCOMES[[ReadStatus.TORN, ReadStatus.CORRUPT]] = Outcome.CORRUPT
+_OUTCOMES[ReadStatus.LATE] = Outcome.LATE
+_OUTCOMES[ReadStatus.PEER_LOST] = Outcome.LOST
+
+_RESERVED_OUTCOMES = {BlockState.BUSY: Outcome.BUSY, BlockState.NO_SPACE: Outcome.NO_ROOM}
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """An owner's answer to an ask, readable under `answer.lock`. records: BLOCK_RECORD by position of the load."""
+@dataclass(slots=True, eq=False)
+class Reading:
+    """One fetch while it runs. outcome: an Outcome per position of the fetch, UNREAD until something is known.
 
-    ask: Ask
-    peer: Peer
-    answer: LockAnswer
-    records: np.ndarray[Any, Any]
+    begun: its task runs. needless: nobody waits for it any more.
+    """
 
-    @classmethod
-    def of(cls, ask: Ask, peer: Peer, answer: LockAnswer, *, count: int) -> Source:
-        """count: blocks of the whole load."""
-        records = np.zeros(count, BLOCK_RECORD)
-        records[list(ask.positions)] = np.frombuffer(answer.records, BLOCK_RECORD)
-        return cls(ask, peer, answer, records)
+    fetch: Fetch
+    source: Source
+    reservation: int = 0
+    begun: bool = False
+    needless: bool = False
+    outcome: Array = field(init=False)
 
-    @property
-    def held(self) -> list[int]:
-        """Positions that the owner says it holds."""
-        found: list[int] = np.flatnonzero(self.records["state"] == 1).tolist()
-        return found
+    def __post_init__(self) -> None:
+        self.outcome = np.full(len(self.fetch.positions), Outcome.UNREAD, np.uint8)
 
 
 class Fetcher:
     """See the module docstring."""
 
     def __init__(
-        self,
-        store: Store,
-        peers: Peers,
-        counters: ReaderCounters,
-        *,
-        clock: Callable[[], float],
-        max_chunk_bytes: int,
-        max_read_bytes: int,
+        self, store: Store, peers: Peers, turns: Turns, counters: ReaderCounters, *, clock: Callable[[], float]
     ) -> None:
+        self._turns = turns
         self._store = store
         self._peers = peers
         self._counters = counters
         self._clock = clock
-        self._max_chunk_bytes = max_chunk_bytes
-        self._max_read_bytes = max_read_bytes
 
-    async def fetch(self, load: Load, source: Source) -> None:
-        """Reads what the owner holds, chunk by chunk, until the ask's time is up (then others may have it)."""
-        held = source.held
-        right = source.records["length"] == load.block_bytes
-        whole = [position for position in held if right[position]]
-        if len(whole) < len(held):
-            load.plan.read(source.ask, dict.fromkeys(set(held) - set(whole), LoadStatus.CORRUPT))
-        room_blocks = max(0, self._max_read_bytes - load.peer_bytes) // load.block_bytes
-        for part in chunks(min(len(whole), room_blocks), block_bytes=load.block_bytes, chunk_bytes=self._max_chunk_bytes):
-            late = source.ask.until_s <= self._clock()
-            if source.peer.broken or late:
-                status = LoadStatus.LATE if late else LoadStatus.MISS
-                load.plan.read(source.ask, dict.fromkeys(whole[part.start :], status))
-                return
-            await self._fetch_chunk(load, source, [whole[at] for at in part])
-
-    async def _fetch_chunk(self, load: Load, source: Source, wanted: Sequence[int]) -> None:
+    async def fetch(self, load: Load, reading: Reading, *, twin_of: Callable[[], int]) -> None:
+        """Fills reading.outcome, also when cancelled. twin_of: the reservation to write beside when it begins, 0 for none."""
+        fetch, peer = reading.fetch, reading.source.peer
+        if peer.broken:
+            reading.outcome[:] = Outcome.LOST
+            return
         began_s = self._clock()
-        left_s = source.ask.until_s - began_s
-        reserved, _ = self._store.reserve(
-            load.namespace_digest, load.fingerprints.select(wanted), session=AGENT, lease_s=left_s
-        )
-        positions = [wanted[at] for at in reserved.positions]
+        queued_bytes = self._turns.queued_bytes(peer.node, besides=load.number)
+        async with self._turns.turn(
+            peer=peer.node,
+            request=load.number,
+            priority=load.priority,
+            size_bytes=fetch.size_bytes,
+            until_s=fetch.until_s,
+        ) as mine:
+            if not mine:
+                reading.outcome[:] = Outcome.LATE  # other reads had the peer's whole budget until now
+                return
+            outcome = await self._read(load, reading, twin_of())
+        if outcome is not None:
+            self._judge(reading, outcome, took_s=self._clock() - began_s, queued_bytes=queued_bytes)
+
+    async def _read(self, load: Load, reading: Reading, twin_of: int) -> ReadOutcome | None:
+        """None: there was nothing to be read."""
+        fetch, source = reading.fetch, reading.source
+        left_s = fetch.until_s - self._clock()
+        wanted = load.fingerprints.select(fetch.positions)
+        reserved, _ = self._store.reserve(load.namespace_digest, wanted, session=AGENT, lease_s=left_s, twin_of=twin_of)
+        reading.reservation = reserved.reservation
         outcome: ReadOutcome | None = None
         try:
-            self._sort_out(load, source.ask, wanted, reserved.states)
-            if positions:
-                blocks = _read_list(load, source, positions, reserved.offsets)
-                size_bytes = len(positions) * load.block_bytes
-                outcome = await source.peer.read(blocks, size_bytes=size_bytes, timeout_s=left_s)
+            self._sort_out(load, reading, reserved)
+            if reserved.positions:
+                blocks = _read_list(load, reading, reserved)
+                outcome = await source.peer.read(blocks, timeout_s=left_s)
         finally:
-            # Also when cancelled at shutdown: a plane's read ends, cancelled or not, only when its native call has.
-            if positions:
-                self._finish(load, source, reserved, positions, outcome)
-        self._judge(source.peer, outcome, waited_s=self._clock() - began_s)
+            # Also when cancelled: a plane's read ends, cancelled or not, only when its native call has.
+            if reserved.reservation:
+                self._finish(load, reading, reserved, outcome)
+        return outcome
 
-    def _judge(self, peer: Peer, outcome: ReadOutcome | None, *, waited_s: float) -> None:
-        """What a read says about the peer. One that delivered a part of it in time is slow, not dead."""
-        if outcome is None:
-            return  # other reads had the peer's whole budget
-        if ReadStatus.PEER_LOST in outcome.statuses:
-            self._peers.failed(peer)
-        elif ReadStatus.LATE in outcome.statuses and ReadStatus.OK not in outcome.statuses:
-            self._peers.late(peer, waited_s=waited_s)
-
-    def _finish(
-        self, load: Load, source: Source, reserved: Reserved, positions: Sequence[int], outcome: ReadOutcome | None
-    ) -> None:
+    def _finish(self, load: Load, reading: Reading, reserved: Reserved, outcome: ReadOutcome | None) -> None:
         """Commits what arrived; the other slots are freed, or quarantined until nothing can write to them."""
-        statuses = outcome.statuses if outcome else bytes([ReadStatus.LATE]) * len(positions)
-        arrived = [at for at, status in enumerate(statuses) if status == ReadStatus.OK]
-        if arrived:
-            self._store.commit(
-                reserved.reservation,
-                session=AGENT,
-                positions=[reserved.positions[at] for at in arrived],
-                checksums=source.records["checksum"][[positions[at] for at in arrived]].tobytes(),
-            )
-            load.peer_bytes += len(arrived) * load.block_bytes
+        number, at = reserved.reservation, np.array(reserved.positions, np.intp)
+        arrived = np.zeros(len(at), np.bool_)
+        if outcome is not None:
+            statuses = np.frombuffer(outcome.statuses, np.uint8)
+            arrived = statuses == ReadStatus.OK
+            reading.outcome[at] = _OUTCOMES[statuses]
+        committed = self._commit(reading, reserved, at[arrived])
+        load.peer_bytes += len(committed) * load.block_bytes
+        load.hedged_bytes += (int(np.count_nonzero(arrived)) - len(committed)) * load.block_bytes
         if outcome is None or outcome.settled.done():
-            self._store.abort(reserved.reservation, session=AGENT)
-        elif len(arrived) < len(statuses):
-            self._counters.quarantined += self._store.quarantine(reserved.reservation, outcome.settled)
-        bad = {positions[at]: OUTCOMES[ReadStatus(status)] for at, status in enumerate(statuses) if status != ReadStatus.OK}
-        load.plan.read(source.ask, bad)
-        self.hold(load, [positions[at] for at in arrived], LoadStatus.HIT_PEER)
+            self._store.abort(number, session=AGENT)
+        else:
+            self._counters.quarantined += self._store.quarantine(number, outcome.settled)
+        self._note_here(load, reading, at[arrived])
 
-    def _sort_out(self, load: Load, ask: Ask, positions: Sequence[int], states: bytes) -> None:
+    def _commit(self, reading: Reading, reserved: Reserved, arrived: Array) -> Array:
+        """Makes visible what arrived and no twin has committed; returns that part."""
+        granted = self._store.granted_positions(reserved.reservation, session=AGENT)
+        mine = arrived if len(granted) == len(reserved.positions) else arrived[np.isin(arrived, granted)]
+        if len(mine):
+            positions = np.array(reading.fetch.positions, np.intp)[mine]
+            checksums = reading.source.records["checksum"][positions].tobytes()
+            self._store.commit(reserved.reservation, session=AGENT, positions=mine.tolist(), checksums=checksums)
+        return mine
+
+    def _sort_out(self, load: Load, reading: Reading, reserved: Reserved) -> None:
         """Blocks for which we got no slot: here by now, being written by somebody, or no room."""
-        if states.count(BlockState.RESERVED) == len(states):
+        states = np.frombuffer(reserved.states, np.uint8)
+        if len(reserved.positions) == len(states):
             return
-        here = []
-        for position, state in zip(positions, states, strict=True):
-            match state:
-                case BlockState.PRESENT:
-                    here.append(position)
-                case BlockState.BUSY:
-                    load.writers[position] = ask
-                case BlockState.NO_SPACE:
-                    self._counters.no_space += 1
-        self.hold(load, here, LoadStatus.HIT_PEER)
+        for state, outcome in _RESERVED_OUTCOMES.items():
+            reading.outcome[states == state] = outcome
+        self._counters.no_space += int(np.count_nonzero(states == BlockState.NO_SPACE))
+        self._note_here(load, reading, np.flatnonzero(states == BlockState.PRESENT))
 
-    def hold(self, load: Load, positions: Iterable[int], status: LoadStatus) -> None:
-        """Locks for the engine what is here now among `positions`, and notes it as a hit."""
-        chosen = tuple(positions)
-        wanted = load.fingerprints.select(chosen)
+    def _note_here(self, load: Load, reading: Reading, at: Array) -> None:
+        """Blocks of the fetch that should be here: locked for the engine, or gone again (UNREAD)."""
+        if not len(at):
+            return
+        positions = np.array(reading.fetch.positions, np.intp)[at]
+        here = np.isin(positions, self.lock_here(load, positions.tolist()))
+        reading.outcome[at] = np.where(here, Outcome.HERE, Outcome.UNREAD)
+
+    def lock_here(self, load: Load, positions: Sequence[int]) -> Sequence[int]:
+        """Locks for the engine what is here now among `positions`; returns those."""
+        wanted = load.fingerprints.select(positions)
         if load.session == AGENT or not self._store.is_attached(load.session):
             flags = self._store.present(load.namespace_digest, wanted)
-            load.plan.hold([position for position, flag in zip(chosen, flags, strict=True) if flag], status)
-            return
+            return [position for position, flag in zip(positions, flags, strict=True) if flag]
         locked = self._store.lock(load.namespace_digest, wanted, session=load.session, lease_s=load.lease_s, lock=load.lock)
         if locked.lock:
             load.lock, load.lock_expires_s = locked.lock, locked.expires_s
         found = np.frombuffer(locked.records, BLOCK_RECORD)
         here = np.flatnonzero(found["state"] == 1)
-        hits = np.array(chosen, np.intp)[here]
+        hits = np.array(positions, np.intp)[here]
         np.frombuffer(load.records, BLOCK_RECORD)[hits] = found[here]
-        load.plan.hold(hits.tolist(), status)
+        chosen: list[int] = hits.tolist()
+        return chosen
+
+    def _judge(self, reading: Reading, outcome: ReadOutcome, *, took_s: float, queued_bytes: int) -> None:
+        """What a read says about the peer. One that delivered a part of it in time is slow, not dead."""
+        peer, statuses = reading.source.peer, outcome.statuses
+        if ReadStatus.PEER_LOST in statuses:
+            self._peers.failed(peer)
+            return
+        late = ReadStatus.LATE in statuses
+        if late and ReadStatus.OK not in statuses:
+            self._peers.late(peer, waited_s=took_s)
+        self._peers.observed(
+            peer, size_bytes=reading.fetch.size_bytes, took_s=took_s, queued_bytes=queued_bytes, complete=not late
+        )
 
 
-def _read_list(load: Load, source: Source, positions: Sequence[int], destinations: bytes) -> ReadList:
+def _read_list(load: Load, reading: Reading, reserved: Reserved) -> ReadList:
+    positions = [reading.fetch.positions[at] for at in reserved.positions]
     chosen = load.fingerprints.select(positions)
+    answer = reading.source.answer
     return ReadList(
-        lock=source.answer.lock,
-        epoch=source.answer.epoch,
+        lock=answer.lock,
+        epoch=answer.epoch,
         namespace_digest=load.namespace_digest,
         fingerprints=chosen.packed,
         width=chosen.width,
-        records=source.records[positions].tobytes(),
-        destinations=destinations,
+        records=reading.source.records[positions].tobytes(),
+        destinations=reserved.offsets,
     )

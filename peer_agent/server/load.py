@@ -10,9 +10,13 @@ import numpy as np
 
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import NodeTrust
+from peer_agent.core.cost import Recompute
 from peer_agent.core.effects import LoadStatus
+from peer_agent.core.nominees import Claim
+from peer_agent.core.plan import ReadPlan
 from peer_agent.core.records import BLOCK_RECORD
-from peer_agent.core.serial_plan import Ask, Claim, ReadPlan
+from peer_agent.core.schedule import Priority
+from peer_agent.server.ratios import Ratios
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +39,15 @@ class Directory(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class ReaderCounters:
-    """Since start. Blocks unless the name says otherwise."""
+    """Since start. Blocks unless the name says otherwise. saved_s, spent_s: of loads whose engine told its prefill rate."""
 
     loads: int = 0
     refused: int = 0
     blocks: dict[LoadStatus, int] = field(default_factory=lambda: dict.fromkeys(LoadStatus, 0))
     peer_bytes: int = 0
+    hedged_bytes: int = 0  # that arrived a second time
+    hedges: int = 0  # reads
+    hedges_won: int = 0
     read_bytes_per_s: float = 0.0  # of the newest reads from peers, smoothed; a convergent figure
     directory_failures: int = 0
     peer_failures: int = 0
@@ -49,11 +56,18 @@ class ReaderCounters:
     quarantined: int = 0
     no_space: int = 0
     waited: int = 0
+    saved_s: float = 0.0
+    spent_s: float = 0.0
+    predictions: Ratios = field(default_factory=Ratios)  # of whole loads: took / predicted
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Load:
-    """One load: what is asked, and what has become of it. session 0: nobody locks the blocks (prefetch)."""
+    """One load: what is asked, and what has become of it. session 0: nobody locks the blocks (prefetch). number: the agent's.
+
+    asked_s, answered_s: when the first owner was asked, and had answered; read_from_s, read_to_s: when the first read began,
+    and the last one ended; 0 when that did not happen.
+    """
 
     namespace_digest: bytes
     block_bytes: int
@@ -61,17 +75,32 @@ class Load:
     session: int
     until_s: float
     lease_s: float
+    number: int
+    priority: Priority
+    recompute: Recompute
     plan: ReadPlan
     records: bytearray
     lock: int = 0
     lock_expires_s: float = 0.0
     peer_bytes: int = 0
+    hedged_bytes: int = 0
     lookup_s: float = 0.0
-    lock_s: float = 0.0
-    read_s: float = 0.0
+    asked_s: float = 0.0
+    answered_s: float = 0.0
+    read_from_s: float = 0.0
+    read_to_s: float = 0.0
+    net_gain_s: float = 0.0
     nodes: Sequence[NodeTrust] = ()
     directory_reached: bool = False
-    writers: dict[int, Ask] = field(default_factory=dict)  # positions that somebody else is writing, and whom we had asked
+
+    @property
+    def lock_s(self) -> float:
+        """From the first ask to the first answer; a slower owner's answer is waited for while others are read."""
+        return max(0.0, self.answered_s - self.asked_s)
+
+    @property
+    def read_s(self) -> float:
+        return max(0.0, self.read_to_s - self.read_from_s)
 
     def answer(self) -> bytes:
         """LoadResponse.blocks: a BLOCK_RECORD per fingerprint, state = LoadStatus."""

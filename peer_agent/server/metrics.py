@@ -1,13 +1,14 @@
 """All metrics of an agent, prefix peer_agent_. Hot paths count in plain integers; this collector reads them when scraped.
 
-Labels are bounded: namespace (configured ones), state, status, plane, coordinator, method. Never a fingerprint or a peer.
+Labels are bounded: namespace (configured ones), state, status, plane, priority, coordinator, method; never a fingerprint or a
+peer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from kvdir.core.outbox import OwnerOutbox
 from kvdir.obs.metrics import CallFigures
@@ -16,6 +17,7 @@ from peer_agent.server.publishing import Publishing
 from peer_agent.server.reader import Reader
 from peer_agent.server.store import Store
 from peer_agent.server.tasks import OwnedTasks
+from peer_agent.server.turns import Turns
 from peer_agent.transport.base import Transport
 
 Families = Iterator[Metric]
@@ -30,6 +32,7 @@ class AgentCollector:
         store: Store,
         reader: Reader,
         peers: Peers,
+        turns: Turns,
         publishing: Publishing,
         outbox: OwnerOutbox,
         calls: CallFigures,
@@ -40,6 +43,7 @@ class AgentCollector:
         self._store = store
         self._reader = reader
         self._peers = peers
+        self._turns = turns
         self._publishing = publishing
         self._outbox = outbox
         self._calls = calls
@@ -87,12 +91,35 @@ class AgentCollector:
             ("quarantined_blocks", "Blocks whose late transfer took their slots out of use.", counters.quarantined),
             ("no_space_blocks", "Blocks not read for want of a free slot.", counters.no_space),
             ("waited_blocks", "Blocks that somebody else was writing already.", counters.waited),
+            ("hedged_reads", "Reads begun a second time at another peer, because the first was overdue.", counters.hedges),
+            ("hedged_reads_won", "Of those, the ones that brought a block first.", counters.hedges_won),
+            ("hedged_bytes", "Bytes that arrived although another peer had brought them.", counters.hedged_bytes),
+            ("saved_seconds", "Recompute time that blocks from peers saved engines.", counters.saved_s),
+            ("spent_seconds", "Time that loads took that went to peers.", counters.spent_s),
         ):
             yield CounterMetricFamily(f"peer_agent_{name}", help, value=value)
+        gain = "Seconds saved less seconds spent; falls when hits cost more than they save."
+        yield GaugeMetricFamily("peer_agent_net_gain_seconds", gain, value=counters.saved_s - counters.spent_s)
+        yield from self._predictions()
+        yield GaugeMetricFamily("peer_agent_flight_bytes", "Bytes under way from peers.", value=self._turns.in_flight_bytes)
+        queued = GaugeMetricFamily("peer_agent_queued_reads", "Reads that wait for their turn.", labels=["priority"])
+        for priority, count in self._turns.waiting().items():
+            queued.add_metric([priority.name.lower()], count)
+        yield queued
         planes = GaugeMetricFamily("peer_agent_connected_peers", "Peers connected, by plane in use.", labels=["plane"])
         for plane, count in self._peers.planes_in_use().items():
             planes.add_metric([plane], count)
         yield planes
+
+    def _predictions(self) -> Families:
+        loads = self._reader.counters.predictions
+        help = "Duration of loads from peers, in parts of the predicted one."
+        yield HistogramMetricFamily("peer_agent_load_prediction_ratio", help, buckets=loads.buckets(), sum_value=loads.sum)
+        help = "Duration of reads from peers, in parts of the predicted one."
+        reads = HistogramMetricFamily("peer_agent_read_prediction_ratio", help, labels=["plane"])
+        for plane, ratios in self._peers.predictions.items():
+            reads.add_metric([plane], ratios.buckets(), ratios.sum)
+        yield reads
 
     def _stream(self) -> Families:
         connected = GaugeMetricFamily("peer_agent_publisher_connected", "1 if connected.", labels=["coordinator"])

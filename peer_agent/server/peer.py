@@ -1,13 +1,12 @@
 """One connected agent: hello, lock, read, unlock. Its failures are values (`PeerFailure`) for the reader.
 
-Bytes under way are bounded per peer (peer_agent/core/budget.py); Unlocks travel with the next Lock, or alone after a moment.
-Does not: decide when a peer is worth a call (peers.py).
+Unlocks travel with the next Lock, or alone after a moment. Does not: decide when a peer is worth a call (peers.py), or bound
+what is under way (turns.py).
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ from kvdir.obs.logs import say
 from kvdir.rpc.cancel import call_alone_cancelled
 from kvdir.rpc.lookup_codec import encode_fingerprints
 from kvdir.rpc.status import from_rpc_error
-from peer_agent.core.budget import FlightBudget
 from peer_agent.transport.base import Connection, ReadList, ReadOutcome
 from peer_agent.v1 import peer_pb2, peer_pb2_grpc
 
@@ -65,24 +63,18 @@ class Peer:
         *,
         plane: str,
         same_host: bool,
-        round_trip_s: float,
-        max_flight_bytes: int,
     ) -> None:
         self.node = node
         self.address = address
         self.epoch: int = hello.epoch
         self.plane = plane
         self.same_host = same_host
-        self.round_trip_s = round_trip_s
         self.broken = False
         self.lates = 0
         self.used_s = 0.0
         self._channel = channel
         self._stub = peer_pb2_grpc.PeerStub(channel)
         self._connection = connection
-        self._budget = FlightBudget(max_flight_bytes)
-        self._tickets = itertools.count()
-        self._waiting: dict[int, asyncio.Event] = {}
         self._unlocks: list[int] = []
 
     async def lock(
@@ -98,8 +90,6 @@ class Peer:
             reader=reader,
             unlock=unlocks,
         )
-        loop = asyncio.get_running_loop()
-        began_s = loop.time()
         try:
             answer = await self._stub.Lock(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
@@ -113,28 +103,11 @@ class Peer:
         if len(answer.blocks) != 32 * len(fingerprints):
             self.broken = True
             raise PeerFailure(f"{self.node} answered {len(answer.blocks)} bytes of records for {len(fingerprints)} blocks")
-        self.round_trip_s += (loop.time() - began_s - self.round_trip_s) / 8  # moving average, as TCP's (RFC 6298)
         return LockAnswer(answer.lock, answer.epoch, answer.blocks, answer.owner_seq)
 
-    async def read(self, blocks: ReadList, *, size_bytes: int, timeout_s: float) -> ReadOutcome | None:
-        """Reads within the bytes-in-flight budget; None when the time was up before it began."""
-        loop = asyncio.get_running_loop()
-        until_s = loop.time() + timeout_s
-        ticket = next(self._tickets)
-        try:
-            if not self._budget.ask(ticket, size_bytes):
-                event = self._waiting[ticket] = asyncio.Event()
-                async with asyncio.timeout_at(until_s):
-                    await event.wait()
-            left_s = until_s - loop.time()
-            return await self._connection.read(blocks, deadline_s=left_s) if left_s > 0 else None
-        except TimeoutError:
-            return None
-        finally:
-            self._waiting.pop(ticket, None)
-            for admitted in self._budget.give_back(ticket):
-                if (waiter := self._waiting.get(admitted)) is not None:
-                    waiter.set()
+    async def read(self, blocks: ReadList, *, timeout_s: float) -> ReadOutcome:
+        """See Connection.read: ends by its time, and what has not settled by then is told."""
+        return await self._connection.read(blocks, deadline_s=timeout_s)
 
     def unlock_soon(self, lock: int) -> bool:
         """Queues an Unlock for the next Lock to carry. True: the caller must see to `flush_unlocks` (nobody else will)."""

@@ -18,16 +18,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import grpc.aio
 
 from kvdir.location import NodeTrust
 from kvdir.obs.logs import say
-from peer_agent.core.serial_plan import PeerFigures
+from peer_agent.core.figures import Figures
+from peer_agent.core.nominees import PeerFigures
 from peer_agent.server.peer import Peer, PeerFailure, say_hello
+from peer_agent.server.ratios import Ratios
 from peer_agent.server.tasks import OwnedTasks
+from peer_agent.server.turns import Turns
 from peer_agent.transport.base import Connection, Transport
 from peer_agent.v1 import peer_pb2
 
@@ -64,7 +67,7 @@ class Peers:
         connect_timeout_s: float,
         breaker_s: float,
         breaker_max_s: float,
-        max_flight_bytes: int,
+        turns: Turns,
         tasks: OwnedTasks,
         clock: Callable[[], float],
     ) -> None:
@@ -75,7 +78,9 @@ class Peers:
         self._connect_timeout_s = connect_timeout_s
         self._breaker_s = breaker_s
         self._breaker_max_s = breaker_max_s
-        self._max_flight_bytes = max_flight_bytes
+        self._turns = turns
+        self._learnt = Figures()
+        self.predictions: dict[str, Ratios] = {plane.name: Ratios() for plane in planes}  # of reads, by plane
         self._tasks = tasks
         self._clock = clock
         self._peers: dict[str, Peer] = {}
@@ -83,18 +88,32 @@ class Peers:
         self._breakers: dict[str, _Breaker] = {}
         self._closing = OwnedTasks(limit=None)  # at most one for each connection that was made; none may be left out
 
-    def figures(self) -> Mapping[str, PeerFigures]:
-        """What the plan wants to know about each node we have met."""
-        names = self._peers.keys() | self._breakers.keys()
-        return {name: self._figures(name) for name in names}
-
-    def _figures(self, name: str) -> PeerFigures:
+    def figures(self, name: str, *, besides: int = 0) -> PeerFigures:
+        """What the plan wants to know about a node. besides: the request that asks; its own bytes are no queue to it."""
         peer, breaker = self._peers.get(name), self._breakers.get(name)
+        plane = peer.plane if peer else ""
         return PeerFigures(
-            round_trip_s=peer.round_trip_s if peer else 0.0,
+            path=self._learnt.estimate(name, plane, now_s=self._clock()),
+            plane=plane,
             same_host=bool(peer and peer.same_host),
+            connected=peer is not None,
             skip_until_s=breaker.skip_until_s if breaker else 0.0,
+            queued_bytes=self._turns.queued_bytes(name, besides=besides),
         )
+
+    def observed(self, peer: Peer, *, size_bytes: int, took_s: float, queued_bytes: int, complete: bool) -> None:
+        """Learns from one read. queued_bytes: of other requests, that it came behind; complete: False if it was given up."""
+        ratio = self._learnt.observe(
+            peer.node,
+            peer.plane,
+            size_bytes=size_bytes,
+            took_s=took_s,
+            queued_bytes=queued_bytes,
+            now_s=self._clock(),
+            complete=complete,
+        )
+        if complete:
+            self.predictions[peer.plane].add(ratio)
 
     async def reach(self, node: NodeTrust, *, timeout_s: float) -> Peer:
         """The connection to this node, made now if need be. Raises PeerFailure."""
@@ -131,9 +150,10 @@ class Peers:
         if waited_s >= self._connect_timeout_s or peer.lates >= LATE_LIMIT:
             self.failed(peer)
 
-    def answered(self, peer: Peer) -> None:
-        """It works: forget earlier failures."""
+    def answered(self, peer: Peer, *, took_s: float) -> None:
+        """It works: forget earlier failures. took_s: of the lock that it answered."""
         peer.lates = 0
+        self._learnt.observe_lock(peer.node, took_s=took_s, now_s=self._clock())
         self._breakers.pop(peer.node, None)
 
     def drop_idle(self) -> None:
@@ -168,7 +188,7 @@ class Peers:
         if failed_before:
             self._trip(node.node)  # until this try has succeeded, others skip the node; a first contact they wait for
         try:
-            peer = await self._connect(node)
+            peer, round_trip_s = await self._connect(node)
         except PeerFailure as failure:
             if not failed_before:
                 self._trip(node.node)
@@ -176,6 +196,7 @@ class Peers:
             return failure
         self._breakers.pop(node.node, None)
         self._peers[node.node] = peer
+        self._learnt.observe_lock(peer.node, took_s=round_trip_s, now_s=self._clock())
         peer.used_s = self._clock()
         say(
             log, logging.INFO, "peer connected",
@@ -183,7 +204,8 @@ class Peers:
         )  # fmt: skip
         return peer
 
-    async def _connect(self, node: NodeTrust) -> Peer:
+    async def _connect(self, node: NodeTrust) -> tuple[Peer, float]:
+        """With the round trip of its Hello."""
         channel = self._channel(node.peer_address)
         try:
             async with asyncio.timeout(self._connect_timeout_s):
@@ -202,8 +224,7 @@ class Peers:
             return Peer(
                 node.node, node.peer_address, channel, hello, connection,
                 plane=plane.name, same_host=plane.capabilities().same_host_only,
-                round_trip_s=round_trip_s, max_flight_bytes=self._max_flight_bytes,
-            )  # fmt: skip
+            ), round_trip_s  # fmt: skip
         except TimeoutError as error:
             await channel.close()
             raise PeerFailure(f"{node.node}: no connection to {node.peer_address} in {self._connect_timeout_s} s") from error

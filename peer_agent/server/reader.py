@@ -1,44 +1,49 @@
-"""The read path: local -> nominate -> the owner answers the whole remaining list -> verified read -> commit -> next nominee.
+"""The read path: local -> nominate -> owners answer the whole remaining list -> verified reads -> commit, side by side.
 
 Rules:
 - Every step stands under the caller's deadline; what has arrived by then is answered, the rest is late, stale or a miss.
 - A load runs to its end even when its caller has gone (the blocks are then simply here, and locked for nobody), so a transfer
   is never left without an owner: slots of blocks that did not arrive are freed when it has settled, and quarantined until then.
-- Single flight: a block that another load or an engine is writing is not read again; it is waited for, after everything that
-  we reserved ourselves is committed or given back. Nobody waits while holding a reservation, so nobody waits in a circle.
-- Absent though the directory said so: reported to the directory in the background.
+- Single flight: a block that another load or an engine is writing is not read again, but waited for. The one exception is a
+  hedge: the same load reads a block that is overdue from a second owner as well.
+- Whatever is here already costs no call to anybody.
 
-Does not: decide (peer_agent/core/plan.py), move bytes (fetch.py), keep connections (peers.py), or copy to engines
-(peer_agent/client).
+Does not: decide (peer_agent/core/plan.py), run asks and reads (load_work.py), move bytes (fetch.py), keep connections
+(peers.py), or copy to engines (peer_agent/client).
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 from kvdir.errors import KvdirError
 from kvdir.fingerprint import Fingerprints
 from kvdir.obs.logs import say
+from peer_agent.core.cost import UNKNOWN_PRICE, Recompute
 from peer_agent.core.effects import BLOCK_RECORD_BYTES, LoadStatus
-from peer_agent.core.inventory import AGENT
-from peer_agent.core.serial_plan import Ask, Claim, ReadPlan
-from peer_agent.server.fetch import Fetcher, Source
+from peer_agent.core.leases import AGENT
+from peer_agent.core.nominees import Claim
+from peer_agent.core.orders import Limits, Terms
+from peer_agent.core.plan import ReadPlan
+from peer_agent.core.schedule import BACKGROUND_CHUNK_BYTES, Priority
+from peer_agent.server.fetch import Fetcher
 from peer_agent.server.load import Directory, Load, ReaderCounters
-from peer_agent.server.peer import LockAnswer, Peer, PeerFailure
+from peer_agent.server.load_work import LAST_MOMENT_S, LoadWork
+from peer_agent.server.owners import Owners
 from peer_agent.server.peers import Peers
 from peer_agent.server.store import Store
 from peer_agent.server.tasks import OwnedTasks
+from peer_agent.server.turns import Turns
 
 log = logging.getLogger(__name__)
 
 RATE_WEIGHT = 0.2
 """Of the newest read in the smoothed rate."""
-
-LEASE_MARGIN_S = 1.0
-"""A peer's lock outlives our deadline by this, so that it never ends before a read that is in time."""
 
 
 class Reader:
@@ -53,21 +58,23 @@ class Reader:
         node: str,
         clock: Callable[[], float],
         tasks: OwnedTasks,
-        max_chunk_bytes: int,
-        max_read_bytes: int,
+        turns: Turns,
+        limits: Limits,
         directory_timeout_s: float,
     ) -> None:
+        self.counters = ReaderCounters()
         self._store = store
         self._peers = peers
         self._directory = directory
         self._node = node
         self._clock = clock
         self._tasks = tasks
+        self._limits = limits
+        self._background_limits = replace(limits, max_chunk_bytes=min(limits.max_chunk_bytes, BACKGROUND_CHUNK_BYTES))
+        self._numbers = itertools.count(1)
         self._directory_timeout_s = directory_timeout_s
-        self.counters = ReaderCounters()
-        self._fetcher = Fetcher(
-            store, peers, self.counters, clock=clock, max_chunk_bytes=max_chunk_bytes, max_read_bytes=max_read_bytes
-        )
+        self._owners = Owners(peers, directory, self.counters, node=node, clock=clock, tasks=tasks)
+        self._fetcher = Fetcher(store, peers, turns, self.counters, clock=clock)
 
     async def load(
         self,
@@ -78,168 +85,108 @@ class Reader:
         timeout_s: float,
         lease_s: float,
         local_only: bool = False,
+        priority: Priority = Priority.LOAD,
+        prefill_tokens_per_s: float = 0.0,
     ) -> Load:
         """Brings blocks here and locks them for `session` (0: no lock), within timeout_s. See the module docstring."""
         namespace = self._store.namespace(namespace_digest)
+        began_s = self._clock()
+        recompute = Recompute(namespace.block_tokens, prefill_tokens_per_s) if prefill_tokens_per_s else UNKNOWN_PRICE
+        terms = Terms(
+            block_bytes=namespace.block_bytes,
+            began_s=began_s,
+            deadline_s=began_s + timeout_s,
+            recompute=recompute,
+            limits=self._limits if priority is Priority.LOAD else self._background_limits,
+        )
         load = Load(
             namespace_digest=namespace_digest,
             block_bytes=namespace.block_bytes,
             fingerprints=fingerprints,
             session=session,
-            until_s=self._clock() + timeout_s,
+            until_s=terms.deadline_s,
             lease_s=timeout_s + lease_s,
-            plan=ReadPlan(len(fingerprints)),
+            number=next(self._numbers),
+            priority=priority,
+            recompute=recompute,
+            plan=ReadPlan(len(fingerprints), terms),
             records=bytearray(BLOCK_RECORD_BYTES * len(fingerprints)),
         )
-        self._fetcher.hold(load, range(len(fingerprints)), LoadStatus.HIT_LOCAL)
+        load.plan.hold(self._fetcher.lock_here(load, range(len(fingerprints))), LoadStatus.HIT_LOCAL)
         if load.plan.remaining and not local_only and self._directory is not None:
-            work = self._tasks.start(self._fetch_missing(load), name="load")
-            if work is not None:
-                await self._until_done(load, work)
-            else:
-                self.counters.refused += 1
-        self._count(load)
+            await self._bring(load)
+            load.net_gain_s = load.plan.net_gain_s(self._clock() - began_s)
+        self._count(load, spent_s=self._clock() - began_s)
         return load
 
-    async def _until_done(self, load: Load, work: asyncio.Task[None]) -> None:
+    async def _bring(self, load: Load) -> None:
+        """Returns when the load is answered; what is still under way then has an owner of its own."""
+        work = LoadWork(
+            load,
+            store=self._store,
+            owners=self._owners,
+            fetcher=self._fetcher,
+            counters=self.counters,
+            clock=self._clock,
+        )
+        if self._tasks.start(self._work(load, work), name="load") is None:
+            self.counters.refused += 1
+            return
         try:
-            await asyncio.shield(work)
+            async with asyncio.timeout_at(load.until_s + 2 * LAST_MOMENT_S):
+                await work.answered.wait()
+        except TimeoutError:  # the event loop is behind: the caller does not wait for it
+            load.plan.out_of_time()
+            work.conclude()
         except asyncio.CancelledError:
             session, load.session = load.session, AGENT
             if load.lock and self._store.is_attached(session):
                 self._store.unlock((load.lock,), session=session)
             raise
 
-    async def _fetch_missing(self, load: Load) -> None:
-        await self._nominate(load)
-        while True:
-            ask = load.plan.next_ask(now_s=self._clock(), deadline_s=load.until_s)
-            if ask is not None:
-                await self._ask(load, ask)
-            elif not load.writers or self._left_s(load) <= 0:
-                break
-            else:
-                await self._wait_for_writers(load)
-        if self._left_s(load) <= 0:
-            load.plan.out_of_time()
+    async def _work(self, load: Load, work: LoadWork) -> None:
+        try:
+            if await self._nominate(load):
+                await work.run()
+        finally:
+            work.conclude()
 
-    # nominate
-
-    async def _nominate(self, load: Load) -> None:
+    async def _nominate(self, load: Load) -> bool:
+        """Whether the directory has answered."""
+        assert self._directory is not None
         positions = load.plan.remaining
         wanted = load.fingerprints.select(positions)
         began_s = self._clock()
-        assert self._directory is not None
+        timeout_s = min(self._directory_timeout_s, load.until_s - began_s)
         try:
-            found = await self._directory.nominate(
-                load.namespace_digest, wanted, timeout_s=min(self._directory_timeout_s, self._left_s(load))
-            )
+            found = await self._directory.nominate(load.namespace_digest, wanted, timeout_s=timeout_s)
         except KvdirError as error:
             self.counters.directory_failures += 1
             say(log, logging.DEBUG, "no directory", error=error)
-            return
+            return False
         finally:
             load.lookup_s += self._clock() - began_s
         load.directory_reached = True
         load.nodes = found.nodes
-        claims = [Claim(claim.node, frozenset(positions[at] for at in claim.positions)) for claim in found.claims]
-        load.plan.nominate(claims, me=self._node, figures=self._peers.figures())
+        claims = [Claim.of(claim.node, (positions[at] for at in claim.positions)) for claim in found.claims]
+        load.plan.nominate(claims, me=self._node, figures=partial(self._peers.figures, besides=load.number))
+        return True
 
-    # the owner decides
-
-    async def _ask(self, load: Load, ask: Ask) -> None:
-        asked = load.fingerprints.select(ask.positions)
-        began_s = self._clock()
-        try:
-            peer, answer = await self._lock(load, ask, asked)
-        except PeerFailure as failure:
-            self.counters.peer_failures += 1
-            say(log, logging.DEBUG, "peer did not answer", error=failure)
-            load.plan.unreachable(ask, late=failure.late)
-            return
-        finally:
-            load.lock_s += self._clock() - began_s
-        source = Source.of(ask, peer, answer, count=len(load.fingerprints))
-        stale = load.plan.answered(ask, source.held)
-        if stale:
-            self._report_stale(load, peer, answer, stale)
-        if not answer.lock:
-            return
-        began_s = self._clock()
-        try:
-            await self._fetcher.fetch(load, source)
-        finally:
-            load.read_s += self._clock() - began_s
-            if peer.unlock_soon(answer.lock):
-                self._tasks.start(peer.flush_unlocks(), name="unlock")
-
-    async def _lock(self, load: Load, ask: Ask, asked: Fingerprints) -> tuple[Peer, LockAnswer]:
-        """Asks the owner; once more when it turns out to have been restarted."""
-        for attempt in range(2):
-            left_s = ask.until_s - self._clock()
-            peer = await self._peers.reach(ask.node, timeout_s=left_s)
-            began_s = self._clock()
-            left_s = ask.until_s - began_s
-            try:
-                answer = await peer.lock(
-                    load.namespace_digest,
-                    asked,
-                    reader=self._node,
-                    lease_s=self._left_s(load) + LEASE_MARGIN_S,
-                    timeout_s=left_s,
-                )
-            except PeerFailure as failure:
-                if failure.restarted and not attempt:
-                    continue
-                if failure.late:
-                    self._peers.late(peer, waited_s=self._clock() - began_s)
-                elif peer.broken:
-                    self._peers.failed(peer)
-                raise
-            self._peers.answered(peer)
-            return peer, answer
-        raise PeerFailure(f"{ask.node.node} keeps restarting")
-
-    def _report_stale(self, load: Load, peer: Peer, answer: LockAnswer, stale: Sequence[int]) -> None:
-        assert self._directory is not None
-        gone = load.fingerprints.select(stale)
-        report = self._directory.report_stale(
-            load.namespace_digest, gone, node=peer.node, epoch=answer.epoch, owner_seq=answer.owner_seq
-        )
-        if self._tasks.start(self._deliver(report, len(gone)), name="report-stale") is None:
-            self.counters.stale_unreported += len(gone)
-
-    async def _deliver(self, report: Coroutine[Any, Any, None], blocks: int) -> None:
-        try:
-            await report
-        except KvdirError as error:
-            self.counters.stale_unreported += blocks
-            say(log, logging.DEBUG, "stale blocks not reported", blocks=blocks, error=error)
-        else:
-            self.counters.stale_reported += blocks
-
-    async def _wait_for_writers(self, load: Load) -> None:
-        waiting, load.writers = load.writers, {}
-        self.counters.waited += len(waiting)
-        wanted = load.fingerprints.select(waiting)
-        await self._store.wait_for_writers(load.namespace_digest, wanted, timeout_s=self._left_s(load))
-        self._fetcher.hold(load, waiting, LoadStatus.HIT_PEER)
-        missing = set(load.plan.remaining)
-        for position, ask in waiting.items():
-            if position in missing and self._left_s(load) <= 0:
-                load.plan.read(ask, {position: LoadStatus.LATE})
-            elif position in missing:
-                load.plan.try_again(ask)
-
-    def _left_s(self, load: Load) -> float:
-        return load.until_s - self._clock()
-
-    def _count(self, load: Load) -> None:
-        self.counters.loads += 1
-        self.counters.peer_bytes += load.peer_bytes
-        if load.peer_bytes and load.read_s > 0:
-            rate, known = load.peer_bytes / load.read_s, self.counters.read_bytes_per_s
-            self.counters.read_bytes_per_s = known + RATE_WEIGHT * (rate - known) if known else rate
-        results = load.plan.results
+    def _count(self, load: Load, *, spent_s: float) -> None:
+        counters, plan = self.counters, load.plan
+        counters.loads += 1
+        counters.peer_bytes += load.peer_bytes
+        counters.hedged_bytes += load.hedged_bytes
+        counters.hedges += plan.hedges
+        counters.hedges_won += plan.hedges_won
+        results = plan.results
         for status in LoadStatus:
-            self.counters.blocks[status] += results.count(status)
+            counters.blocks[status] += results.count(status)
+        if load.peer_bytes and load.read_s > 0:
+            rate, known = load.peer_bytes / load.read_s, counters.read_bytes_per_s
+            counters.read_bytes_per_s = known + RATE_WEIGHT * (rate - known) if known else rate
+        if load.peer_bytes and plan.predicted_s > 0:
+            counters.predictions.add((load.read_to_s - load.asked_s) / plan.predicted_s)
+        if load.recompute.known and load.asked_s:
+            counters.saved_s += load.net_gain_s + spent_s
+            counters.spent_s += spent_s

@@ -56,7 +56,7 @@ class Rig:
 
     def pause_s(self, reader: str, owner: str) -> float:
         """For how long the reader will skip the owner."""
-        figures = self.cluster.agents[reader].reader._peers.figures()[owner]
+        figures = self.cluster.agents[reader].reader._peers.figures(owner)
         return figures.skip_until_s - time.monotonic()
 
 

@@ -19,7 +19,7 @@ from kvdir.location import NodeTrust, StreamState
 from kvdir.testing.wait import eventually
 from peer_agent.client import aio
 from peer_agent.core.inventory import PEERS
-from peer_agent.core.serial_plan import Claim
+from peer_agent.core.nominees import Claim
 from peer_agent.server.app import Agent
 from peer_agent.server.load import Nominations
 from peer_agent.testing import LocalCluster, local_cluster
@@ -102,7 +102,7 @@ class OneOwner:
 
     async def nominate(self, namespace_digest: bytes, fingerprints: Fingerprints, *, timeout_s: float) -> Nominations:
         node = NodeTrust(self.name, 0, StreamState.SYNCED, "", 0.0, 0, self.address)
-        return Nominations([Claim(node, frozenset(range(len(fingerprints))))], (node,))
+        return Nominations([Claim.of(node, range(len(fingerprints)))], (node,))
 
     async def report_stale(
         self, namespace_digest: bytes, fingerprints: Fingerprints, *, node: str, epoch: int, owner_seq: int

@@ -16,9 +16,11 @@ import pytest
 from kvdir.location import NodeTrust, StreamState
 from kvdir.testing.clock import ManualClock
 from kvdir.testing.wait import eventually
+from peer_agent.core.schedule import Schedule
 from peer_agent.server.peer import PeerFailure
 from peer_agent.server.peers import Peers
 from peer_agent.server.tasks import OwnedTasks
+from peer_agent.server.turns import Turns
 from peer_agent.transport.base import Capabilities
 from peer_agent.v1 import peer_pb2, peer_pb2_grpc
 
@@ -74,9 +76,10 @@ class Rig:
         self.clock = ManualClock(100.0)
         self.tasks = OwnedTasks(limit=8)
         self.channels = 0
+        turns = Turns(Schedule(peer_bytes=1 << 20, total_bytes=1 << 20), clock=self.clock)
         self.peers = Peers(
             me="me", epoch=1, planes=(self.plane,), channel=self.channel, connect_timeout_s=0.2, breaker_s=1.0,
-            breaker_max_s=3.0, max_flight_bytes=1 << 20, tasks=self.tasks, clock=self.clock,
+            breaker_max_s=3.0, turns=turns, tasks=self.tasks, clock=self.clock,
         )  # fmt: skip
 
     def channel(self, address: str) -> grpc.aio.Channel:
@@ -84,8 +87,7 @@ class Rig:
         return grpc.aio.insecure_channel(address)
 
     def skipped_for_s(self) -> float:
-        figures = self.peers.figures().get("n")
-        return figures.skip_until_s - self.clock.now_s if figures else 0.0
+        return max(0.0, self.peers.figures("n").skip_until_s - self.clock.now_s)
 
 
 @pytest.fixture
@@ -219,7 +221,7 @@ async def test_nodes_that_never_return_are_forgotten(rig: Rig):
         name = f"pod-{number}"
         with pytest.raises(PeerFailure):
             await rig.peers.reach(NodeTrust(name, 7, StreamState.SYNCED, "", 0.0, 0, "127.0.0.1:1"), timeout_s=2)
-    assert len(rig.peers.figures()) == 50
+    assert rig.peers.figures("pod-49").skip_until_s > 0
     rig.clock.advance(3600.0)
     rig.peers.drop_idle()
-    assert len(rig.peers.figures()) == 0
+    assert all(rig.peers.figures(f"pod-{number}").skip_until_s == 0 for number in range(50))
