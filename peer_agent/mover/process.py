@@ -136,6 +136,8 @@ class MoverProcess:
         """Sends make(ticket). Raises MoverLost when no mover is up, ValueError when the message is too large."""
         if self._child is None or not self._up.is_set():
             raise MoverLost(f"no {self._spec.backend} mover is up")
+        if len(self._child.asked) >= MAX_QUESTIONS:
+            raise MoverLost(f"{MAX_QUESTIONS} questions to the {self._spec.backend} mover are under way")
         return self._child.ask(next(self._tickets), make)
 
     def abort(self, asked: Asked) -> None:
@@ -186,11 +188,13 @@ class MoverProcess:
                 say(log, logging.WARNING, "mover did not start", backend=self._spec.backend, error=error, again_s=pause_s)
 
     async def _watch(self, child: _Child) -> None:
-        """Until it has ended or must."""
+        """Until it has ended, or must: `ending` says why."""
         unanswered: Asked | None = None
         silent_s = 0.0
         while not child.gone.done():
             await asyncio.wait({child.gone}, timeout=PING_S)
+            if child.gone.done():
+                return
             if unanswered is None or unanswered.answer.done():
                 unanswered = child.ask(next(self._tickets), Ping)
                 silent_s = 0.0
@@ -246,8 +250,6 @@ class _Child:
     def ask(self, ticket: int, make: Callable[[int], Question]) -> Asked:
         if self.gone.done():
             raise MoverLost(f"the {self._spec.backend} mover has ended")
-        if len(self.asked) >= MAX_QUESTIONS:
-            raise MoverLost(f"{MAX_QUESTIONS} questions to the {self._spec.backend} mover are under way")
         asked = Asked(ticket, self._loop.create_future(), self._loop.create_future())
         self.send(make(ticket))
         self.asked[ticket] = asked
