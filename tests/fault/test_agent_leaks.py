@@ -1,11 +1,9 @@
-"""Each failure some hundred times over: slots, locks, descriptors, threads, tasks and tables end where they began."""
+"""Each failure some hundred times over: slots, locks, descriptors, threads, tasks, memory and tables end where they began."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
-import os
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -23,15 +21,13 @@ from peer_agent.core.nominees import Claim
 from peer_agent.server.app import Agent
 from peer_agent.server.load import Nominations
 from peer_agent.testing import LocalCluster, local_cluster
+from peer_agent.testing.leaks import expect_no_leak
 from peer_agent.transport.fake import FakeNetwork, FakeTransport, Fault
 
 pytestmark = pytest.mark.slow
 
 WARM_UP = 10
 """Repeats before the first count: thread pools and tables reach their size."""
-
-SLACK = {"threads": 4, "descriptors": 4}
-"""gRPC's own pool of threads, each with a descriptor, follows the load; a leak would be ten times that."""
 
 
 @pytest.fixture
@@ -58,38 +54,15 @@ def held_by(agent: Agent) -> dict[str, int]:
     }
 
 
-def held_by_process() -> dict[str, int]:
-    maps = Path("/proc/self/maps").read_text()
-    return {
-        "descriptors": len(os.listdir("/proc/self/fd")),
-        "threads": len(os.listdir("/proc/self/task")),
-        "tasks": len(asyncio.all_tasks()),
-        "mapped arenas": maps.count(".arena"),
-    }
-
-
 async def repeat(agent: Agent, times: int, fail: Callable[[int], Awaitable[object]], *, engines: int = 0) -> None:
     """Fails `times` times after a warm-up; AssertionError, with the difference, unless everything comes back.
 
     engines: those that stay attached.
     """
-
-    def held() -> dict[str, int]:
-        gc.collect()  # agents that were stopped in this process end in cycles
-        return held_by(agent) | held_by_process()
-
     for number in range(WARM_UP):
         await fail(number)
     await eventually(lambda: sum(held_by(agent).values()) <= engines, within_s=5, what="the warm-up left nothing")
-    before = held()
-    for number in range(WARM_UP, WARM_UP + times):
-        await fail(number)
-    allowed = {name: count + SLACK.get(name, 0) for name, count in before.items()}
-    with contextlib.suppress(AssertionError):
-        await eventually(lambda: all(count <= allowed[name] for name, count in held().items()), within_s=5)
-    after = held()
-    grown = {name: (before[name], count) for name, count in after.items() if count > allowed[name]}
-    assert not grown, f"(before, after) {times} repeats: {grown}"
+    await expect_no_leak(fail, times=times, warm_up=WARM_UP, also=lambda: held_by(agent))
     agent.store._inventory.check()
 
 
@@ -178,7 +151,7 @@ async def test_nothing_is_left_when_peers_are_late_again_and_again(directory: Pa
             await eventually(lambda: pair.agent.store.occupancy()[0].reserved == 0, what="the read is over")
             network.land_late_writes()
 
-        await repeat(pair.agent, 200, be_late, engines=1)
+        await repeat(pair.agent, 1000, be_late, engines=1)
         await eventually(lambda: pair.cluster.agents["a"].store.locks == 0, within_s=5, what="the owner's locks ended")
 
 
@@ -191,7 +164,7 @@ async def test_nothing_is_left_when_locks_are_refused_again_and_again(directory:
         async def be_refused(number: int) -> None:
             assert (await pair.load(fingerprints, deadline_s=1.0)).hits == 0
 
-        await repeat(pair.agent, 300, be_refused, engines=1)
+        await repeat(pair.agent, 1000, be_refused, engines=1)
 
 
 async def test_nothing_is_left_when_stores_are_given_up_at_every_point(directory: Path, monkeypatch: pytest.MonkeyPatch):
@@ -206,7 +179,7 @@ async def test_nothing_is_left_when_stores_are_given_up_at_every_point(directory
             storing.cancel()
             await asyncio.wait({storing})
 
-        await repeat(agent, 300, give_up, engines=1)
+        await repeat(agent, 1000, give_up, engines=1)
         slots = agent.store.occupancy()[0]
         assert slots.committed + slots.evicted > 0, "some of them came through"
 
