@@ -21,7 +21,7 @@ from collections.abc import Callable
 from kvdir.obs.logs import say
 from peer_agent.core.effects import LoadStatus
 from peer_agent.core.leases import AGENT
-from peer_agent.core.orders import Ask, Outcome
+from peer_agent.core.orders import Ask
 from peer_agent.server.fetch import Fetcher, Reading
 from peer_agent.server.load import Load, ReaderCounters
 from peer_agent.server.owners import Owners, Source
@@ -58,7 +58,7 @@ class LoadWork:
         self._sources: dict[int, Source] = {}
         self._readings: dict[int, Reading] = {}
         self._reads: dict[int, asyncio.Task[None]] = {}
-        self._waiting = False
+        self._waiting: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
         """Until the load is over and nothing is under way any more."""
@@ -75,7 +75,7 @@ class LoadWork:
         while (now_s := self._clock()) < load.until_s:
             self._woken.clear()
             self._begin(group, now_s)
-            if plan.idle and not self._waiting:
+            if plan.over(now_s):
                 return
             await self._sleep(plan.next_wake_s(now_s))
         while self._reads and self._clock() < load.until_s + LAST_MOMENT_S:
@@ -93,9 +93,8 @@ class LoadWork:
             reading = self._readings[fetch.number] = Reading(fetch, self._sources[fetch.ask.number])
             self._reads[fetch.number] = group.create_task(self._read(reading), name=f"read-{fetch.ask.node.node}")
         aside = plan.set_aside
-        if aside and not self._waiting:
-            self._waiting = True
-            group.create_task(self._wait_for_writers(aside), name="wait-for-writers")
+        if aside and self._waiting is None:
+            self._waiting = group.create_task(self._wait_for_writers(aside), name="wait-for-writers")
 
     async def _sleep(self, until_s: float) -> None:
         """Until something has happened, or until_s."""
@@ -112,6 +111,8 @@ class LoadWork:
             return
         self.answered.set()
         self._load.session = AGENT
+        if self._waiting is not None:
+            self._waiting.cancel()
         for number in self._reads:
             self._abort(number)
         busy = {self._readings[number].source.ask.number for number in self._reads}
@@ -151,8 +152,6 @@ class LoadWork:
             del self._readings[fetch.number], self._reads[fetch.number]
             for needless in plan.fetched(fetch, reading.outcome.tobytes(), now_s=now_s):
                 self._abort(needless.number)
-            if Outcome.LOST in reading.outcome:
-                plan.lost(fetch.ask)
             if self.answered.is_set():
                 self._release(reading.source)
             self._woken.set()
@@ -165,7 +164,7 @@ class LoadWork:
         if not self.answered.is_set():
             plan.hold(self._fetcher.lock_here(load, positions), LoadStatus.HIT_PEER)
             plan.released(positions)
-        self._waiting = False
+        self._waiting = None
         self._woken.set()
 
     def _abort(self, number: int) -> None:

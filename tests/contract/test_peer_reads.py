@@ -187,3 +187,57 @@ async def test_large_blocks_cross_whole_on_every_plane(directory: Path):
             assert result.count(LoadStatus.HIT_PEER) == 12
             cluster.blocks.check(fingerprints, into, result)
             assert cluster.agents["b"].reader._peers.planes_in_use() == {transports[0]: 1}
+
+
+def calls_at(cluster: LocalCluster, node: str) -> dict[str, int]:
+    """Calls that the node's listeners have answered so far, by method."""
+    figures = cluster.agents[node]._listeners.calls.methods
+    return {method.rpartition("/")[2]: sum(item.by_code.values()) for method, item in figures.items()}
+
+
+async def test_one_lock_and_one_unlock_are_all_calls_when_a_load_reads_from_a_peer(pair: LocalCluster):
+    first, second = pair.blocks.chain(40), pair.blocks.chain(40, root="second")
+    writer, reader = await pair.engine("a"), await pair.engine("b")
+    for fingerprints in (first, second):
+        await writer.store(fingerprints, pair.blocks.data(fingerprints))
+    await pair.wait_known("a")
+    await reader.load(first, into=pair.blocks.room(first))  # connects
+    await eventually(lambda: pair.agents["a"].store.locks == 0, what="the first load is over for the owner, too")
+    before = calls_at(pair, "a")
+    result = await reader.load(second, into=pair.blocks.room(second))
+    assert result.count(LoadStatus.HIT_PEER) == 40
+    await eventually(lambda: pair.agents["a"].store.locks == 0, what="unlocked")
+    made = {method: count - before.get(method, 0) for method, count in calls_at(pair, "a").items()}
+    assert {method: count for method, count in made.items() if count} == {"Lock": 1, "Unlock": 1}
+
+
+async def test_unlock_travels_with_the_next_lock_when_loads_follow_each_other(pair: LocalCluster):
+    lists = [pair.blocks.chain(4, root=str(number)) for number in range(10)]
+    writer, reader = await pair.engine("a"), await pair.engine("b")
+    for fingerprints in lists:
+        await writer.store(fingerprints, pair.blocks.data(fingerprints))
+    await pair.wait_known("a")
+    for fingerprints in lists:
+        assert (await reader.load(fingerprints, into=pair.blocks.room(fingerprints))).hits == 4
+    await eventually(lambda: pair.agents["a"].store.locks == 0, what="unlocked")
+    made = calls_at(pair, "a")
+    assert made["Lock"] == 10
+    assert made.get("Unlock", 0) < 10
+
+
+async def test_nobody_is_called_when_all_blocks_are_here(pair: LocalCluster, monkeypatch: pytest.MonkeyPatch):
+    fingerprints = pair.blocks.chain(20)
+    engine = await pair.engine("b")
+    await engine.store(fingerprints, pair.blocks.data(fingerprints))
+
+    async def nominate(*arguments, **options):
+        raise AssertionError("the directory was asked")
+
+    monkeypatch.setattr(pair.agents["b"].reader._directory, "nominate", nominate)
+    before = calls_at(pair, "a")
+    result = await engine.load(fingerprints, into=pair.blocks.room(fingerprints))
+    assert result.count(LoadStatus.HIT_LOCAL) == 20
+    assert (result.timings.lookup_us, result.predicted_us) == (0, 0)
+    assert calls_at(pair, "a") == before
+    assert pair.agents["b"].reader._tasks.failures == 0
+    assert len(pair.agents["b"].reader._tasks) == 0

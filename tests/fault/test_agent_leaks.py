@@ -72,10 +72,12 @@ class OneOwner:
     def __init__(self, name: str) -> None:
         self.name = name
         self.address = ""
+        self.others: list[tuple[str, str]] = []
 
     async def nominate(self, namespace_digest: bytes, fingerprints: Fingerprints, *, timeout_s: float) -> Nominations:
-        node = NodeTrust(self.name, 0, StreamState.SYNCED, "", 0.0, 0, self.address)
-        return Nominations([Claim.of(node, range(len(fingerprints)))], (node,))
+        named = [(self.name, self.address), *self.others]
+        nodes = [NodeTrust(name, 0, StreamState.SYNCED, "", 0.0, 0, address) for name, address in named]
+        return Nominations([Claim.of(node, range(len(fingerprints))) for node in nodes], nodes)
 
     async def report_stale(
         self, namespace_digest: bytes, fingerprints: Fingerprints, *, node: str, epoch: int, owner_seq: int
@@ -95,6 +97,9 @@ class Pair:
     async def start_owner(self, fingerprints: Fingerprints, **settings) -> None:
         agent = await self.cluster.start_agent("a", **settings)
         self.owner.address = agent.ready.peer
+        await self.fill(agent, fingerprints)
+
+    async def fill(self, agent: Agent, fingerprints: Fingerprints) -> None:
         store, digest = agent.store, self.cluster.namespace.digest
         reserved, _ = store.reserve(digest, fingerprints, session=0, lease_s=60)
         store.commit(
@@ -153,6 +158,37 @@ async def test_nothing_is_left_when_peers_are_late_again_and_again(directory: Pa
 
         await repeat(pair.agent, 1000, be_late, engines=1)
         await eventually(lambda: pair.cluster.agents["a"].store.locks == 0, within_s=5, what="the owner's locks ended")
+
+
+async def test_nothing_is_left_when_reads_are_hedged_again_and_again(directory: Path):
+    """Two owners: the one that is asked first stalls, or gives up and writes later; the other one's copy wins."""
+    network = FakeNetwork()
+
+    def open_planes(names, arena, *, options):
+        return {"fake": FakeTransport(network, arena)}
+
+    async with pair_of(directory, open_planes=open_planes) as pair:
+        fingerprints = pair.cluster.blocks.chain(6)
+        await pair.start_owner(fingerprints)
+        stalling = await pair.cluster.agents["a"].store.planes[0].export()
+        helper = await pair.cluster.start_agent("c")
+        pair.owner.others.append(("c", helper.ready.peer))
+        await pair.fill(helper, fingerprints)
+        counters = pair.agent.reader.counters
+
+        async def hedge(number: int) -> None:
+            network.faults[stalling] = Fault.LATE_WRITE if number % 3 == 0 else Fault.SLOW
+            for name in ("a", "c"):
+                pair.agent.reader._peers._learnt.forget(name)  # else nobody would read from the slow one again
+            assert (await pair.load(fingerprints, deadline_s=2.0)).hits == 6
+            pair.agent.store.discard(pair.cluster.namespace.digest, fingerprints)
+            network.land_late_writes()
+
+        await repeat(pair.agent, 50, hedge, engines=1)
+        assert counters.hedges > 20
+        assert counters.hedges_won == counters.hedges
+        for agent in pair.cluster.agents.values():
+            await eventually(lambda agent=agent: agent.store.locks == 0, within_s=5, what="the owners' locks ended")
 
 
 async def test_nothing_is_left_when_locks_are_refused_again_and_again(directory: Path):
