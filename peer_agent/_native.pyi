@@ -136,10 +136,36 @@ def stream_receive(fd: int, into: Packed, deadline_ns: int) -> None:
     """Fills the buffer from a connected socket. Raises ConnectionError."""
 
 @final
+class TlsCredentials:
+    """Certificate files of the tcp plane, verified. They are looked at again, at most once a second, when a connection begins;
+    changed files that do not work leave the old ones in use."""
+
+    def __init__(self, certificate: str, key: str, ca: str) -> None:
+        """ValueError names the setting, the file and what to do, or says that OpenSSL 3 is missing."""
+    def stats(self) -> dict[str, int]:
+        """How handshakes of servers with these credentials ended: handshakes (done), not_tls, no_certificate, untrusted,
+        refused_us, broken, unfinished. Of the files: reloads, failed_reloads."""
+    @property
+    def expires_unix_s(self) -> int:
+        """When our certificate ends."""
+    @property
+    def failure(self) -> str:
+        """Why changed files are not used; empty when the last change was."""
+
+@final
 class TcpServer:
     """Owner's side of the tcp plane: a native thread that serves granted slots of `region`. Takes no GIL while serving."""
 
-    def __init__(self, region: Packed, epoch: int, host: str, port: int, *, max_connections: int = 256) -> None:
+    def __init__(
+        self,
+        region: Packed,
+        epoch: int,
+        host: str,
+        port: int,
+        *,
+        max_connections: int = 256,
+        tls: TlsCredentials | None = None,
+    ) -> None:
         """`host` is numeric. Raises OSError when it cannot listen."""
     @property
     def port(self) -> int: ...
@@ -156,7 +182,7 @@ class TcpServer:
 class TcpConnection:
     """Reader's side: one connection; `read` blocks without the GIL until done or the deadline."""
 
-    def __init__(self, host: str, port: int, deadline_ns: int) -> None:
+    def __init__(self, host: str, port: int, deadline_ns: int, *, tls: TlsCredentials | None = None) -> None:
         """`host` is numeric. Raises ConnectionError: unreachable, no hello in time, another protocol or version."""
     def read(
         self,
@@ -215,7 +241,7 @@ class Movers:
         deadline_ns: int,
     ) -> int:
         """RuntimeError after close, or when the connection has a read already."""
-    def connect_tcp(self, host: str, port: int, deadline_ns: int) -> int:
+    def connect_tcp(self, host: str, port: int, deadline_ns: int, *, tls: TlsCredentials | None = None) -> int:
         """Begins to connect and returns its ticket. ConnectionError when that fails at once, or after close."""
     def abort(self, ticket: int) -> None:
         """Ends a job that waits, now, and one that moves bytes soon (shm: with its current block; tcp: its connection is

@@ -13,6 +13,8 @@
 
 #include "copy.hpp"
 #include "slot.hpp"
+#include "stream.hpp"
+#include "tls.hpp"
 
 namespace kvdir {
 class TcpClient;
@@ -125,6 +127,10 @@ int add_gets_functions(PyObject* module);
 int add_device_functions(PyObject* module);
 int add_tcp_types(PyObject* module);
 int add_movers_type(PyObject* module);
+int add_tls_type(PyObject* module);  // module_tls.cpp: TlsCredentials
+
+// What a `tls` argument means: a TlsCredentials object, or none (null too). std::invalid_argument for anything else.
+MakeStream stream_maker(PyObject* tls, tls::Side side);
 
 // A TcpConnection object of `type`; null with an exception set.
 PyObject* new_connection(PyObject* type, std::unique_ptr<TcpClient> client);

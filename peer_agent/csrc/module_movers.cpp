@@ -109,9 +109,10 @@ class TcpConnect final : public PythonJob {
     PyObject* connection_type = nullptr;  // of the Movers that collect it
     std::string host;
     uint16_t port = 0;
+    MakeStream make;
 
     Need begin() override {
-        client_ = std::make_unique<TcpClient>(host, port);
+        client_ = std::make_unique<TcpClient>(host, port, std::move(make));
         return Need::WRITE;
     }
     Need advance() noexcept override {
@@ -214,17 +215,19 @@ PyObject* movers_read_tcp(PyObject* self, PyObject* args, PyObject* kwargs) {
 }
 
 PyObject* movers_connect_tcp(PyObject* self, PyObject* args, PyObject* kwargs) {
-    static const char* const names[] = {"host", "port", "deadline_ns", nullptr};
+    static const char* const names[] = {"host", "port", "deadline_ns", "tls", nullptr};
     auto job = std::make_unique<TcpConnect>();
     const char* host = nullptr;
     int port = 0;
     unsigned long long deadline_ns = 0;
-    if (!parse(args, kwargs, "siK:connect_tcp", names, &host, &port, &deadline_ns)) return nullptr;
+    PyObject* tls = nullptr;
+    if (!parse(args, kwargs, "siK|$O:connect_tcp", names, &host, &port, &deadline_ns, &tls)) return nullptr;
     return guarded(PyExc_ConnectionError, [&] {
         require_target(port, deadline_ns);
         job->connection_type = reinterpret_cast<MoversObject*>(self)->connection_type;
         job->host = host;
         job->port = static_cast<uint16_t>(port);
+        job->make = stream_maker(tls, tls::Side::CLIENT);
         job->deadline_ns = deadline_ns;
         return submit(self, std::move(job), PyExc_ConnectionError);
     });

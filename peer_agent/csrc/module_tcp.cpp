@@ -27,18 +27,20 @@ void stop(ServerObject* self) {
 }
 
 PyObject* server_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-    static const char* const names[] = {"region", "epoch", "host", "port", "max_connections", nullptr};
+    static const char* const names[] = {"region", "epoch", "host", "port", "max_connections", "tls", nullptr};
     auto region = std::make_unique<Buffer>();
     unsigned long long epoch = 0;
     const char* host = nullptr;
     int port = 0;
     Py_ssize_t max_connections = 256;
-    if (!parse(args, kwargs, "y*Ksi|$n:TcpServer", names, &region->view, &epoch, &host, &port, &max_connections)) return nullptr;
+    PyObject* tls = nullptr;
+    if (!parse(args, kwargs, "y*Ksi|$nO:TcpServer", names, &region->view, &epoch, &host, &port, &max_connections, &tls)) return nullptr;
     return guarded(PyExc_OSError, [&]() -> PyObject* {
         if (port < 0 || port > 65535) throw std::invalid_argument("port " + std::to_string(port) + " is not in 0..65535");
         if (max_connections < 1) throw std::invalid_argument("max_connections must be at least 1");
         auto server = std::make_unique<TcpServer>(region->region(), epoch, host, static_cast<uint16_t>(port),
-                                                  static_cast<size_t>(max_connections));
+                                                  static_cast<size_t>(max_connections), Patience{},
+                                                  stream_maker(tls, tls::Side::SERVER));
         auto* self = reinterpret_cast<ServerObject*>(allocate(type));
         if (self == nullptr) return nullptr;
         self->server = server.release();
@@ -115,18 +117,20 @@ struct ConnectionObject {
 };
 
 PyObject* connection_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-    static const char* const names[] = {"host", "port", "deadline_ns", nullptr};
+    static const char* const names[] = {"host", "port", "deadline_ns", "tls", nullptr};
     const char* host = nullptr;
     int port = 0;
     unsigned long long deadline_ns = 0;
-    if (!parse(args, kwargs, "siK:TcpConnection", names, &host, &port, &deadline_ns)) return nullptr;
+    PyObject* tls = nullptr;
+    if (!parse(args, kwargs, "siK|$O:TcpConnection", names, &host, &port, &deadline_ns, &tls)) return nullptr;
     return guarded(PyExc_ConnectionError, [&]() -> PyObject* {
         require_target(port, deadline_ns);
         std::unique_ptr<TcpClient> client;
         const std::string where = host;
+        MakeStream make = stream_maker(tls, tls::Side::CLIENT);
         {
             const Unlocked unlocked;
-            client = std::make_unique<TcpClient>(where, static_cast<uint16_t>(port), deadline_ns);
+            client = std::make_unique<TcpClient>(where, static_cast<uint16_t>(port), deadline_ns, std::move(make));
         }
         return new_connection(reinterpret_cast<PyObject*>(type), std::move(client));
     });

@@ -48,7 +48,6 @@ using PasswordCallback = int(char* into, int size, int writing, void* data);
     F(int, SSL_read_ex, (Ssl*, void*, size_t, size_t*))                                                  \
     F(int, SSL_write_ex, (Ssl*, const void*, size_t, size_t*))                                           \
     F(int, SSL_key_update, (Ssl*, int))                                                                  \
-    F(int, SSL_has_pending, (const Ssl*))                                                                \
     F(int, SSL_get_error, (const Ssl*, int))                                                             \
     F(long, SSL_get_verify_result, (const Ssl*))
 

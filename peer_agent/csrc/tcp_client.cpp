@@ -49,6 +49,8 @@ Need TcpClient::hear_hello() {
     while (hello_bytes_ < sizeof hello_) {
         const iovec part{reinterpret_cast<uint8_t*>(&hello_) + hello_bytes_, sizeof hello_ - hello_bytes_};
         const Moved got = stream_->readv(&part, 1);
+        if (got.io == Io::CLOSED && hello_bytes_ >= 2 && wire::looks_like_tls(reinterpret_cast<const uint8_t*>(&hello_)))
+            throw std::runtime_error(where_ + " speaks TLS and we do not: set data_tls_cert, data_tls_key and data_tls_ca here, too");
         if (got.io == Io::CLOSED)
             throw std::runtime_error(where_ + " ended the connection without a hello (" + stream_->reason() +
                                      "): too many connections there, or no kvdir tcp data plane");

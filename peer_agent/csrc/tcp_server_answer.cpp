@@ -62,14 +62,17 @@ bool TcpServer::refuse_protocol() {
 bool TcpServer::parse_hello(Connection& connection) {
     wire::Hello hello{};
     std::memcpy(&hello, connection.input.data(), std::min(sizeof hello, connection.input.size()));
-    if (connection.input.size() >= sizeof hello.magic && hello.magic != wire::kHelloMagic) return refuse_protocol();
-    if (connection.input.size() < sizeof hello) return true;
-    if (hello.version != wire::kVersion) {
+    if (connection.input.size() < sizeof hello.magic) return true;
+    const bool tls = wire::looks_like_tls(connection.input.data());
+    if (hello.magic != wire::kHelloMagic && !tls) return refuse_protocol();
+    if (connection.input.size() < sizeof hello && !tls) return true;
+    if (tls || hello.version != wire::kVersion) {
         ++stats_.protocol_errors;
-        connection.last_words = true;  // our hello tells the reader which version we speak
+        connection.last_words = true;  // our hello tells the reader what is spoken here: which version, and no TLS
     }
     connection.greeted = true;
-    connection.input.erase(connection.input.begin(), connection.input.begin() + sizeof hello);
+    connection.input.erase(connection.input.begin(),
+                           connection.input.begin() + static_cast<ptrdiff_t>(std::min(sizeof hello, connection.input.size())));
     hello = {};
     hello.magic = wire::kHelloMagic;
     hello.version = wire::kVersion;
@@ -116,7 +119,7 @@ Status TcpServer::admit(const Connection& connection, const wire::SlotRef& ref, 
     return header->magic == kSlotMagic && header->length == ref.length ? OK : CORRUPT;
 }
 
-// All of the group's payload bytes are in the kernel: what do the slots say now?
+// The stream has a copy of all of the group's payload bytes (stream.hpp): what do the slots say now?
 void TcpServer::append_trailers(Connection& connection) {
     for (uint32_t position = connection.first; position < connection.end; ++position) {
         const size_t i = position - connection.first;

@@ -6,7 +6,9 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <stdexcept>
+#include <new>
+#include <utility>
+#include <vector>
 
 #include "net.hpp"
 
@@ -34,10 +36,58 @@ std::string alert_text(int alert) {
 
 bool would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK; }
 
-}  // namespace
+// What a reader without TLS gets from a server with it, since OpenSSL does not answer what is no TLS at all: a fatal alert,
+// protocol_version. TcpClient knows it.
+constexpr uint8_t kSpeakTls[] = {21, 3, 3, 0, 2, 2, 70};
 
-Session::Session(std::shared_ptr<const Context> context, Side side, int fd, uint64_t rekey_bytes)
-    : lib_(openssl::library()), context_(std::move(context)), fd_(fd), rekey_bytes_(rekey_bytes), ssl_(lib_.SSL_new(context_->get())) {
+class TlsStream final : public Stream {
+  public:
+    TlsStream(Fd fd, Side side, std::shared_ptr<const Context> context, std::shared_ptr<Counts> counts, uint64_t rekey_bytes);
+    ~TlsStream() override;
+
+    Io handshake() override;
+    Moved readv(const iovec* parts, size_t count) override;
+    Moved writev(const iovec* parts, size_t count) override;
+    std::string reason() const override { return reason_; }
+
+  private:
+    static int receive(Bio* bio, char* into, int bytes);
+    static int collect(Bio* bio, const char* from, int bytes);
+    static long control(Bio* bio, int command, long, void*);
+    static openssl::BioMethod* method();
+
+    Io flush();
+    bool encrypt(const uint8_t* from, size_t bytes);
+    size_t encrypt_parts(const iovec* parts, size_t count);
+    Io pause(int result);
+    void explain();
+    void close(std::atomic<uint64_t> Counts::* counter, std::string reason);
+
+    const openssl::Library& lib_;
+    const std::shared_ptr<const Context> context_;
+    const std::shared_ptr<Counts> counts_;
+    const Side side_;
+    const uint64_t rekey_bytes_;
+    openssl::Ssl* ssl_;
+
+    std::vector<uint8_t> outgoing_;  // ciphertext
+    size_t sent_ = 0;                // of it
+    size_t accepted_ = 0;            // plaintext of outgoing_ that no `writev` has counted
+    uint64_t key_bytes_ = 0;         // encrypted under the present key
+    bool secured_ = false;           // the handshake is done
+    bool ended_ = false;             // the peer closed, or the socket failed
+    int error_ = 0;                  // errno of the socket's failure
+    std::string reason_;             // not empty: CLOSED
+};
+
+TlsStream::TlsStream(Fd fd, Side side, std::shared_ptr<const Context> context, std::shared_ptr<Counts> counts, uint64_t rekey_bytes)
+    : Stream(std::move(fd)),
+      lib_(openssl::library()),
+      context_(std::move(context)),
+      counts_(counts != nullptr ? std::move(counts) : std::make_shared<Counts>()),
+      side_(side),
+      rekey_bytes_(rekey_bytes),
+      ssl_(lib_.SSL_new(context_->get())) {
     Bio* const bio = ssl_ == nullptr ? nullptr : lib_.BIO_new(method());
     if (bio == nullptr) {
         lib_.SSL_free(ssl_);
@@ -49,11 +99,14 @@ Session::Session(std::shared_ptr<const Context> context, Side side, int fd, uint
     side == Side::CLIENT ? lib_.SSL_set_connect_state(ssl_) : lib_.SSL_set_accept_state(ssl_);
 }
 
-Session::~Session() { lib_.SSL_free(ssl_); }
+TlsStream::~TlsStream() {
+    if (!secured_ && reason_.empty()) ++counts_->unfinished;
+    lib_.SSL_free(ssl_);
+}
 
 // The end of OpenSSL that faces the socket. Reading goes straight to it; writing collects, so that many records cost one
 // send, and `send` can say MSG_NOSIGNAL.
-openssl::BioMethod* Session::method() {
+openssl::BioMethod* TlsStream::method() {
     static openssl::BioMethod* const made = [] {
         const openssl::Library& lib = openssl::library();
         openssl::BioMethod* const fresh = lib.BIO_meth_new(lib.BIO_get_new_index() | openssl::kSourceSink, "kvdir socket");
@@ -66,12 +119,12 @@ openssl::BioMethod* Session::method() {
     return made;
 }
 
-int Session::receive(Bio* bio, char* into, int bytes) {
+int TlsStream::receive(Bio* bio, char* into, int bytes) {
     const openssl::Library& lib = openssl::library();
-    auto* const self = static_cast<Session*>(lib.BIO_get_data(bio));
+    auto* const self = static_cast<TlsStream*>(lib.BIO_get_data(bio));
     lib.BIO_clear_flags(bio, openssl::kRead | openssl::kWrite | openssl::kShouldRetry);
     while (true) {
-        const ssize_t got = recv(self->fd_, into, static_cast<size_t>(bytes), 0);
+        const ssize_t got = recv(self->fd(), into, static_cast<size_t>(bytes), 0);
         if (got > 0) return static_cast<int>(got);
         if (got < 0 && errno == EINTR) continue;
         if (got < 0 && would_block(errno)) {
@@ -84,9 +137,9 @@ int Session::receive(Bio* bio, char* into, int bytes) {
     }
 }
 
-int Session::collect(Bio* bio, const char* from, int bytes) {
+int TlsStream::collect(Bio* bio, const char* from, int bytes) {
     const openssl::Library& lib = openssl::library();
-    auto* const self = static_cast<Session*>(lib.BIO_get_data(bio));
+    auto* const self = static_cast<TlsStream*>(lib.BIO_get_data(bio));
     lib.BIO_clear_flags(bio, openssl::kRead | openssl::kWrite | openssl::kShouldRetry);
     if (self->outgoing_.size() + static_cast<size_t>(bytes) > kOutgoingBytes) {  // a peer that asks for answers and takes none
         lib.BIO_set_flags(bio, openssl::kWrite | openssl::kShouldRetry);
@@ -97,67 +150,78 @@ int Session::collect(Bio* bio, const char* from, int bytes) {
     return bytes;
 }
 
-long Session::control(Bio* bio, int command, long, void*) {
+long TlsStream::control(Bio* bio, int command, long, void*) {
     if (command == openssl::kBioFlush) return 1;
-    if (command == openssl::kBioEof) return static_cast<Session*>(openssl::library().BIO_get_data(bio))->ended_ ? 1 : 0;
+    if (command == openssl::kBioEof) return static_cast<TlsStream*>(openssl::library().BIO_get_data(bio))->ended_ ? 1 : 0;
     return 0;
 }
 
-// True: nothing is left to send.
-bool Session::flush(Pause* why) {
+// MOVED: nothing is left to send.
+Io TlsStream::flush() {
     while (sent_ < outgoing_.size()) {
-        const ssize_t n = send(fd_, outgoing_.data() + sent_, outgoing_.size() - sent_, MSG_NOSIGNAL);
+        const ssize_t n = send(fd(), outgoing_.data() + sent_, outgoing_.size() - sent_, MSG_NOSIGNAL);
         if (n >= 0) {
             sent_ += static_cast<size_t>(n);
         } else if (would_block(errno)) {
-            *why = Pause::WANT_WRITE;
-            return false;
+            return Io::WANT_WRITE;
         } else if (errno != EINTR) {
-            *why = Pause::CLOSED;
-            close(Refusal::NONE, "connection lost: " + error_text(errno));
-            return false;
+            close(nullptr, "connection lost: " + error_text(errno));
+            return Io::CLOSED;
         }
     }
     outgoing_.clear();
     sent_ = 0;
-    return true;
+    return Io::MOVED;
 }
 
-bool Session::handshake(Pause* why) {
+Io TlsStream::handshake() {
+    if (!reason_.empty()) return Io::CLOSED;
     lib_.ERR_clear_error();
     const int result = lib_.SSL_do_handshake(ssl_);
-    if (result != 1 && failed(result, why)) {
-        Pause ignored;
-        flush(&ignored);  // the alert: it tells the peer why
-        return false;
-    }
-    return flush(why) && result == 1;
+    const Io io = result == 1 ? Io::MOVED : pause(result);
+    const Io flushed = flush();  // when the handshake failed: the alert that tells the peer why
+    if (io == Io::CLOSED) return io;
+    if (flushed != Io::MOVED) return flushed;
+    if (io == Io::MOVED && !std::exchange(secured_, true)) ++counts_->done;
+    return io;
 }
 
-size_t Session::read(const iovec* parts, size_t count, Pause* why) {
-    size_t total = 0;
-    if (!outgoing_.empty() && !flush(why) && *why == Pause::CLOSED) return 0;
+Moved TlsStream::readv(const iovec* parts, size_t count) {
+    if (!reason_.empty()) return {Io::CLOSED, 0};
     lib_.ERR_clear_error();
+    size_t total = 0;
     for (size_t i = 0; i < count; ++i) {
         auto* const at = static_cast<uint8_t*>(parts[i].iov_base);
         for (size_t done = 0; done < parts[i].iov_len;) {
             size_t got = 0;
             const int result = lib_.SSL_read_ex(ssl_, at + done, parts[i].iov_len - done, &got);
             if (result != 1) {
-                failed(result, why);
-                return total;
+                const Io io = pause(result);
+                flush();  // what OpenSSL answers by itself; the rest of it can wait for the next call
+                return {total != 0 ? Io::MOVED : io, total};
             }
             done += got;
             total += got;
         }
     }
-    return total;
+    return {Io::MOVED, total};
 }
 
-size_t Session::write(const iovec* parts, size_t count, Pause* why) {
-    if (!flush(why)) return 0;
-    if (accepted_ != 0) return std::exchange(accepted_, 0);
-    lib_.ERR_clear_error();
+Moved TlsStream::writev(const iovec* parts, size_t count) {
+    Io flushed = flush();
+    if (flushed != Io::MOVED) return {flushed, 0};
+    if (accepted_ == 0) {
+        lib_.ERR_clear_error();
+        accepted_ = encrypt_parts(parts, count);
+        if (!reason_.empty()) return {Io::CLOSED, 0};
+        flushed = flush();
+    }
+    if (flushed != Io::MOVED) return {flushed, 0};
+    return {Io::MOVED, std::exchange(accepted_, 0)};
+}
+
+// Into outgoing_, at most kChunkBytes of plaintext. Small parts share a record, large ones are encrypted where they lie.
+size_t TlsStream::encrypt_parts(const iovec* parts, size_t count) {
     std::array<uint8_t, kRecordBytes> gathered;
     size_t filled = 0;  // of gathered
     size_t taken = 0;
@@ -166,25 +230,24 @@ size_t Session::write(const iovec* parts, size_t count, Pause* why) {
         size_t left = std::min(parts[i].iov_len, kChunkBytes - taken);
         taken += left;
         while (left != 0) {
-            const bool whole = filled == 0 && left >= kRecordBytes;  // no need to copy it together
+            const bool whole = filled == 0 && left >= kRecordBytes;
             const size_t part = whole ? left / kRecordBytes * kRecordBytes : std::min(left, kRecordBytes - filled);
-            if (!whole) std::memcpy(gathered.data() + filled, at, part);
-            filled += whole ? 0 : part;
+            if (whole) {
+                if (!encrypt(at, part)) return 0;
+            } else {
+                std::memcpy(gathered.data() + filled, at, part);
+                filled += part;
+            }
             at += part;
             left -= part;
-            if (whole && !encrypt(at - part, part)) return *why = Pause::CLOSED, 0;
-            if (filled < kRecordBytes) continue;
-            if (!encrypt(gathered.data(), filled)) return *why = Pause::CLOSED, 0;
-            filled = 0;
+            if (filled == kRecordBytes && !encrypt(gathered.data(), std::exchange(filled, 0))) return 0;
         }
     }
-    if (filled != 0 && !encrypt(gathered.data(), filled)) return *why = Pause::CLOSED, 0;
-    accepted_ = taken;
-    return flush(why) ? std::exchange(accepted_, 0) : 0;
+    return filled == 0 || encrypt(gathered.data(), filled) ? taken : 0;
 }
 
 // Into outgoing_, which has room.
-bool Session::encrypt(const uint8_t* from, size_t bytes) {
+bool TlsStream::encrypt(const uint8_t* from, size_t bytes) {
     if (key_bytes_ >= rekey_bytes_) {
         if (lib_.SSL_key_update(ssl_, openssl::kKeyUpdateNotRequested) != 1) return explain(), false;
         key_bytes_ = 0;  // the update goes out before the next record
@@ -200,40 +263,55 @@ bool Session::encrypt(const uint8_t* from, size_t bytes) {
     return true;
 }
 
-bool Session::has_pending() const { return lib_.SSL_has_pending(ssl_) == 1; }
-
-// After a call that returned `result`: true if the session is over.
-bool Session::failed(int result, Pause* why) {
+// What to do after a call that returned `result`.
+Io TlsStream::pause(int result) {
     const int error = lib_.SSL_get_error(ssl_, result);
-    const bool over = error != openssl::kWantRead && error != openssl::kWantWrite;
-    if (over) explain();
-    *why = over ? Pause::CLOSED : error == openssl::kWantRead ? Pause::WANT_READ : Pause::WANT_WRITE;
-    return over;
+    if (error == openssl::kWantRead) return Io::WANT_READ;
+    if (error == openssl::kWantWrite) return Io::WANT_WRITE;
+    explain();
+    return Io::CLOSED;
 }
 
-void Session::explain() {
+void TlsStream::explain() {
     const unsigned long error = lib_.ERR_peek_last_error();
     const int reason = openssl::error_library(error) == openssl::kLibSsl ? openssl::error_reason(error) : 0;
-    if (ended_ && error_ != 0) return close(Refusal::NONE, "connection lost: " + error_text(error_));
-    if (ended_ || error == 0) return close(Refusal::NONE, "the peer closed the connection");
-    if (reason > openssl::kAlerts) return close(Refusal::BY_PEER, alert_text(reason - openssl::kAlerts));
-    if (reason == openssl::kNoCertificate) return close(Refusal::NO_CERTIFICATE, "the peer shows no certificate");
-    if (reason == openssl::kVerifyFailed)
-        return close(Refusal::UNTRUSTED, std::string("the peer's certificate is refused: ") +
-                                             lib_.X509_verify_cert_error_string(lib_.SSL_get_verify_result(ssl_)));
-    if (reason == openssl::kWrongVersion)
-        return close(Refusal::NOT_TLS, "the peer does not speak TLS on its tcp plane");
-    if (reason == openssl::kUnsupportedProtocol)
-        return close(Refusal::NOT_TLS, "the peer offers an older TLS; both sides need 1.3");
+    if (ended_ && error_ != 0) return close(nullptr, "connection lost: " + error_text(error_));
+    if (ended_ || error == 0) return close(nullptr, "closed by the peer");
+    if (reason > openssl::kAlerts) return close(&Counts::refused_us, alert_text(reason - openssl::kAlerts));
+    switch (reason) {
+        case openssl::kNoCertificate: return close(&Counts::no_certificate, "the peer shows no certificate");
+        case openssl::kVerifyFailed:
+            return close(&Counts::untrusted, std::string("the peer's certificate is refused: ") +
+                                                 lib_.X509_verify_cert_error_string(lib_.SSL_get_verify_result(ssl_)));
+        case openssl::kWrongVersion:
+            if (side_ == Side::SERVER && outgoing_.empty()) outgoing_.assign(std::begin(kSpeakTls), std::end(kSpeakTls));
+            return close(&Counts::not_tls, "the peer does not speak TLS on its tcp plane");
+        case openssl::kUnsupportedProtocol: return close(&Counts::not_tls, "the peer offers an older TLS; both sides need 1.3");
+        default: break;
+    }
     const char* const text = lib_.ERR_reason_error_string(error);
-    close(Refusal::BROKEN, std::string("TLS failed: ") + (text != nullptr ? text : "unknown error"));
+    close(&Counts::broken, std::string("TLS failed: ") + (text != nullptr ? text : "unknown error"));
 }
 
-// The first reason counts: what follows is its consequence.
-void Session::close(Refusal refusal, std::string reason) {
+// The first reason counts: what follows is its consequence. Without a counter it counts as `unfinished`, if it is.
+void TlsStream::close(std::atomic<uint64_t> Counts::* counter, std::string reason) {
     if (!reason_.empty()) return;
-    refusal_ = refusal;
     reason_ = std::move(reason);
+    if (counter == nullptr && !secured_) counter = &Counts::unfinished;
+    if (counter != nullptr) ++((*counts_).*counter);
+}
+
+}  // namespace
+
+std::unique_ptr<Stream> tls_stream(Fd fd, Side side, std::shared_ptr<const Context> context, std::shared_ptr<Counts> counts,
+                                   uint64_t rekey_bytes) {
+    return std::make_unique<TlsStream>(std::move(fd), side, std::move(context), std::move(counts), rekey_bytes);
+}
+
+MakeStream make_tls(Side side, std::shared_ptr<Credentials> credentials, std::shared_ptr<Counts> counts) {
+    return [side, credentials = std::move(credentials), counts = std::move(counts)](Fd fd) {
+        return tls_stream(std::move(fd), side, credentials->current(), counts);
+    };
 }
 
 }  // namespace kvdir::tls

@@ -1,33 +1,32 @@
 // TLS 1.3 for the tcp plane: both sides show a certificate that the configured CA signed. OpenSSL does it (openssl.hpp).
 //
 //   Credentials   the three files; hands out the newest Context that works
-//     Context     one reading of them, immutable, shared by the sessions that began with it
-//       Session   one connection: handshake, then reads and writes, none of which ever waits
+//     Context     one reading of them, immutable, shared by the streams that began with it
+//       Stream    one connection (stream.hpp)
 //
-//   write: parts -> records -> outgoing_ -> socket        read: socket -> OpenSSL's buffer -> parts
-//          gathered  encrypted   one send for kChunkBytes         one recv for kChunkBytes   decrypted
+//   writev: parts -> records -> outgoing -> socket        readv: socket -> OpenSSL's buffer -> parts
+//           gathered  encrypted   one send for kChunkBytes         one recv for kChunkBytes   decrypted
 //
 // Rules
 // - Only TLS 1.3; no session tickets, no resumption, no early data. Names in certificates are not looked at.
-// - A session belongs to one thread at a time. It never waits and never raises SIGPIPE.
-// - `write` reports bytes only when their ciphertext has left outgoing_ for the kernel. OpenSSL copied the plaintext when it
-//   encrypted it, earlier. So "after write reported the last payload byte" is, as on a plain socket, after every byte of the
-//   payload was copied, which the torn check of wire.hpp builds on.
+// - A server's handshake is done when it has verified the client. A client's is done before it hears what the server thinks of
+//   its certificate: a refusal is the reason of its first read.
+// - A write counts bytes only when their ciphertext has left for the kernel. OpenSSL copied the plaintext when it encrypted
+//   it, earlier. So "after the last payload byte was counted" is, as on a plain socket, after every byte of it was copied:
+//   the torn check of wire.hpp builds on that. After a write that could not go on, the next begins with the same bytes.
 // - The sending key is changed every kRekeyBytes: AES-GCM may not encrypt more than 2^24.5 records under one key (RFC 8446,
 //   5.5), which a fast connection reaches within minutes, and OpenSSL does not count for us.
-// - Memory of a session: at most 2 * kChunkBytes of ciphertext each way.
+// - Memory of a stream: at most 2 * kChunkBytes of ciphertext each way. SIGPIPE is never raised.
 #pragma once
-
-#include <sys/uio.h>
 
 #include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <vector>
 
 #include "openssl.hpp"
+#include "stream.hpp"
 
 namespace kvdir::tls {
 
@@ -92,66 +91,24 @@ class Credentials {
     std::string failure_;
 };
 
+// How handshakes ended, since the start.
+struct Counts {
+    std::atomic<uint64_t> done{0};
+    std::atomic<uint64_t> not_tls{0};         // what came is no TLS, or an older version
+    std::atomic<uint64_t> no_certificate{0};  // the peer showed none
+    std::atomic<uint64_t> untrusted{0};       // the peer's certificate has expired, is of another CA, or not meant for this
+    std::atomic<uint64_t> refused_us{0};      // the peer says so; it comes after `done` where we are the client
+    std::atomic<uint64_t> broken{0};          // anything else against the protocol, also later
+    std::atomic<uint64_t> unfinished{0};      // the peer left, or somebody here lost patience
+};
+
 enum class Side : uint8_t { CLIENT, SERVER };
 
-// Why a call moved nothing.
-enum class Pause : uint8_t { WANT_READ, WANT_WRITE, CLOSED };
+// rekey_bytes: other values are for tests. `counts` may be null.
+std::unique_ptr<Stream> tls_stream(Fd fd, Side side, std::shared_ptr<const Context> context, std::shared_ptr<Counts> counts = nullptr,
+                                   uint64_t rekey_bytes = kRekeyBytes);
 
-// Why a session is CLOSED.
-enum class Refusal : uint8_t {
-    NONE,            // open, or the peer closed it
-    NOT_TLS,         // what came is no TLS, or an older version
-    NO_CERTIFICATE,  // the peer showed none
-    UNTRUSTED,       // the peer's certificate is expired, of another CA, or not meant for this
-    BY_PEER,         // the peer refused us
-    BROKEN,          // anything else against the protocol
-};
-
-class Session {
-  public:
-    // `fd` is a connected, non-blocking socket that outlives the session. rekey_bytes: other values are for tests.
-    Session(std::shared_ptr<const Context> context, Side side, int fd, uint64_t rekey_bytes = kRekeyBytes);
-    ~Session();
-    Session(const Session&) = delete;
-    Session& operator=(const Session&) = delete;
-
-    // True: done. A server has then verified the client; a client hears of being refused in its first read.
-    bool handshake(Pause* why);
-    // Bytes moved; 0: `why` says. After a pause of `write` the next call must begin with the same bytes.
-    size_t read(const iovec* parts, size_t count, Pause* why);
-    size_t write(const iovec* parts, size_t count, Pause* why);
-    // Whether a read would find something without the socket becoming readable.
-    bool has_pending() const;
-
-    Refusal refusal() const { return refusal_; }
-    const std::string& reason() const { return reason_; }  // for people, once CLOSED
-
-  private:
-    static int receive(openssl::Bio* bio, char* into, int bytes);
-    static int collect(openssl::Bio* bio, const char* from, int bytes);
-    static long control(openssl::Bio* bio, int command, long, void*);
-    static openssl::BioMethod* method();
-
-    bool flush(Pause* why);
-    bool encrypt(const uint8_t* from, size_t bytes);
-    bool failed(int result, Pause* why);
-    void explain();
-    void close(Refusal refusal, std::string reason);
-
-    const openssl::Library& lib_;
-    const std::shared_ptr<const Context> context_;
-    const int fd_;
-    const uint64_t rekey_bytes_;
-    openssl::Ssl* ssl_;
-
-    std::vector<uint8_t> outgoing_;  // ciphertext
-    size_t sent_ = 0;                // of it
-    size_t accepted_ = 0;            // plaintext of outgoing_ that no `write` has reported
-    uint64_t key_bytes_ = 0;         // encrypted under the present key
-    bool ended_ = false;             // the peer closed, or the socket failed
-    int error_ = 0;                  // errno of the socket's failure
-    Refusal refusal_ = Refusal::NONE;
-    std::string reason_;
-};
+// Streams that begin with what `credentials` have then.
+MakeStream make_tls(Side side, std::shared_ptr<Credentials> credentials, std::shared_ptr<Counts> counts);
 
 }  // namespace kvdir::tls

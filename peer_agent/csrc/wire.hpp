@@ -14,8 +14,13 @@
 //   both sides know it beforehand and the reader can receive payloads of a whole group straight into their slots.
 //
 // Invariants
-// - The header is the owner's copy from before the first payload byte was handed to the kernel; the trailer holds the
-//   generation as it was after the last byte of the group was handed over (the kernel has copied it by then).
+// - The header is the owner's copy from before the first payload byte was copied by the kernel or the TLS engine; the trailer
+//   holds the generation as it was after the last payload byte of the group was copied. A stream that says that bytes have
+//   moved has copied them (stream.hpp): sendmsg into socket buffers, TLS when it encrypts them, which is earlier. So a change
+//   of the slot during any copy shows in the trailer, encrypted or not. Zero-copy sending would need the kernel's word that
+//   the pages were sent before the trailer is read.
+// - Under TLS all frames are inside of it, hellos first. Who speaks TLS to a plane without, or the other way round, is
+//   answered in the other's language (a hello, a fatal alert), so that both ends can say what is wrong.
 // - Slots are refused one by one (ABSENT, STALE) without ending the connection. A frame that cannot come from an honest
 //   reader (magic, version, zero or more than kMaxRequestBlocks slots) ends it and is counted.
 // - Grant, lock and expiry are looked at when a group begins: what is on its way after a revoke is one group at most.
@@ -67,6 +72,9 @@ struct Trailer {
     uint32_t position, zero;
 };
 static_assert(sizeof(Trailer) == 16);
+
+// Whether the first bytes of a connection (at least 2) begin a TLS record: an alert or a handshake message.
+inline bool looks_like_tls(const uint8_t* first) { return (first[0] == 21 || first[0] == 22) && first[1] == 3; }
 
 constexpr size_t padded_statuses(size_t count) { return (count + 15) / 16 * 16; }
 

@@ -254,6 +254,7 @@ class Agent:
             advertise_host=advertised,
             allow_emulated_rma=self.config.allow_emulated_rma,
             ucp_library=self.config.ucp_library,
+            tls=self.config.data_tls,
         )
         planes = self._open_planes(self.config.transports, arena, options=options)
         for plane in planes.values():

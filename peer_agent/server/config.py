@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from kvdir.config import setting
 from kvdir.rpc.channel import DEFAULT_MAX_MESSAGE_BYTES
+from peer_agent.transport.tls import TlsFiles
 
 TRANSPORTS = ("shm", "tcp", "ucx")
 DEFAULT_TRANSPORTS = ("shm", "tcp")
@@ -41,6 +42,11 @@ class AgentConfig:
     data_listen: str = setting(
         "127.0.0.1:0", "Where the tcp plane serves blocks; port 0 takes a free one.", metavar="HOST:PORT"
     )
+    data_tls_cert: str = setting(
+        "", "TLS on the tcp plane: our certificate, PEM. All three data_tls settings or none.", metavar="FILE"
+    )
+    data_tls_key: str = setting("", "Its key, PEM, not encrypted.", metavar="FILE")
+    data_tls_ca: str = setting("", "Certificates of the CAs that sign our peers' certificates.", metavar="FILE")
     advertise: str = setting("", "Address of `listen` as others see it. Empty: as bound.", metavar="HOST:PORT")
     engine_listen: str = setting(
         "",
@@ -98,6 +104,12 @@ class AgentConfig:
     def engine_address(self) -> str:
         return self.engine_listen or f"unix:{self.arena_file}.sock"
 
+    @property
+    def data_tls(self) -> TlsFiles | None:
+        """None: the tcp plane is plaintext."""
+        files = TlsFiles(self.data_tls_cert, self.data_tls_key, self.data_tls_ca)
+        return files if files.certificate else None
+
     def faults(self) -> list[str]:
         """What is wrong with the whole, one sentence each."""
         out = [*self._address_faults(), *self._limit_faults()]
@@ -112,6 +124,10 @@ class AgentConfig:
             out.append(f"transports: {', '.join(unknown) or 'none given'}; known: {', '.join(TRANSPORTS)}")
         if not 0 <= self.event_loss < 1:
             out.append("event_loss: must be at least 0 and below 1")
+        tls = {name: getattr(self, name) for name in ("data_tls_cert", "data_tls_key", "data_tls_ca")}
+        if any(tls.values()) and not all(tls.values()):
+            missing = " and ".join(name for name, value in tls.items() if not value)
+            out.append(f"{missing}: missing; TLS on the tcp plane needs data_tls_cert, data_tls_key and data_tls_ca")
         if self.log_level not in LOG_LEVELS:
             out.append(f"log_level: {self.log_level!r} is not one of {', '.join(LOG_LEVELS)}")
         return out
@@ -127,7 +143,8 @@ class AgentConfig:
             except ValueError as error:
                 out.append(f"{name}: {error}")
                 continue
-            if not self.insecure and not is_loopback(host):
+            secured = name == "data_listen" and self.data_tls is not None
+            if not self.insecure and not secured and not is_loopback(host):
                 out.append(
                     f"{name}: {text} is reachable from elsewhere and nothing is encrypted: use 127.0.0.1, or say --insecure"
                 )

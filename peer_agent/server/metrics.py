@@ -153,6 +153,10 @@ class AgentCollector:
             for what, count in stats().items():
                 served.add_metric([name, what], count)
         yield served
+        ends_s: int = getattr(self._planes.get("tcp"), "tls_expires_unix_s", 0)
+        if ends_s:
+            help = "When our certificate of the tcp plane ends."
+            yield GaugeMetricFamily("peer_agent_tls_expires_unix_s", help, value=ends_s)
         lanes = GaugeMetricFamily("peer_agent_plane_lanes", "Connections by the lane really in use.", labels=["plane", "lane"])
         for name, plane in self._planes.items():
             in_use: dict[str, int] = getattr(plane, "lanes", {})

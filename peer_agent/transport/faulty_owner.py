@@ -7,6 +7,7 @@ correctly, and a change of the native side that is not meant shows here.
 from __future__ import annotations
 
 import asyncio
+import ssl
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,7 +16,7 @@ from peer_agent.memory.arena import Arena
 from peer_agent.memory.layout import HEADER_BYTES
 from peer_agent.transport.base import ReadStatus
 from peer_agent.transport.fake import Fault
-from peer_agent.transport.tcp import DESCRIPTOR, DESCRIPTOR_VERSION
+from peer_agent.transport.tcp import DESCRIPTOR, PLAIN_VERSION, TLS_VERSION
 
 HELLO = struct.Struct("<IIQI12x")
 REQUEST = struct.Struct("<IIQQI4x")
@@ -32,8 +33,8 @@ GROUP_BYTES = 1 << 20
 
 
 @asynccontextmanager
-async def faulty_owner(arena: Arena, fault: Fault | None) -> AsyncIterator[bytes]:
-    """Serves every slot of `arena`, without locks, as `fault` says. Gives the descriptor."""
+async def faulty_owner(arena: Arena, fault: Fault | None, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[bytes]:
+    """Serves every slot of `arena`, without locks, as `fault` says; with `tls`, encrypted. Gives the descriptor."""
     writers: set[asyncio.StreamWriter] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -46,10 +47,10 @@ async def faulty_owner(arena: Arena, fault: Fault | None) -> AsyncIterator[bytes
             writers.discard(writer)
             writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
     port = server.sockets[0].getsockname()[1]
     try:
-        yield DESCRIPTOR.pack(DESCRIPTOR_VERSION, 0, port, arena.epoch) + b"127.0.0.1"
+        yield DESCRIPTOR.pack(PLAIN_VERSION if tls is None else TLS_VERSION, 0, port, arena.epoch) + b"127.0.0.1"
     finally:
         server.close()
         for writer in tuple(writers):

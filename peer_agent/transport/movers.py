@@ -52,9 +52,11 @@ class Movers:
         assert isinstance(statuses, bytes)
         return statuses
 
-    async def connect_tcp(self, host: str, port: int, *, until_s: float, tickets: set[int]) -> _native.TcpConnection:
+    async def connect_tcp(
+        self, host: str, port: int, tls: _native.TlsCredentials | None, *, until_s: float, tickets: set[int]
+    ) -> _native.TcpConnection:
         """A connection by time.monotonic() until_s. ConnectionError with the reason."""
-        result = await self._run(lambda native: native.connect_tcp(host, port, int(until_s * 1e9)), tickets)
+        result = await self._run(lambda native: native.connect_tcp(host, port, int(until_s * 1e9), tls=tls), tickets)
         if isinstance(result, _native.TcpConnection):
             return result
         raise ConnectionError(result)

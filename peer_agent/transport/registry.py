@@ -14,6 +14,7 @@ from peer_agent.transport.mover import MoverTransport
 from peer_agent.transport.movers import Movers
 from peer_agent.transport.shm import ShmTransport
 from peer_agent.transport.tcp import TcpTransport
+from peer_agent.transport.tls import TlsFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class PlaneOptions:
 
     listen_host, port, advertise_host: of the tcp plane; port 0 takes any free one. verify_shm: compare checksums on the shm
     plane too, not only generations. allow_emulated_rma, ucp_library: of the planes in mover processes. movers: the native
-    threads that shm and tcp share.
+    threads that shm and tcp share. tls: certificates of the tcp plane; None: plaintext.
     """
 
     listen_host: str = "127.0.0.1"
@@ -33,6 +34,7 @@ class PlaneOptions:
     verify_shm: bool = False
     allow_emulated_rma: bool = False
     ucp_library: str = ""
+    tls: TlsFiles | None = None
     movers: Movers = field(default_factory=Movers)
 
 
@@ -49,6 +51,7 @@ def _tcp(arena: Arena, options: PlaneOptions) -> Transport:
         movers=options.movers,
         connections_per_peer=options.connections_per_peer,
         max_connections=options.max_connections,
+        tls=options.tls.load() if options.tls is not None else None,
     )
 
 
@@ -61,7 +64,7 @@ FACTORIES: Mapping[str, Callable[[Arena, PlaneOptions], Transport]] = {"shm": _s
 
 
 def open_transports(names: Sequence[str], arena: Arena, *, options: PlaneOptions | None = None) -> dict[str, Transport]:
-    """Planes by name, in the given order (best first). ConfigError lists every unknown or repeated name."""
+    """Planes by name, in the given order (best first). ConfigError lists unknown and repeated names, or names a bad file."""
     known = ", ".join(FACTORIES)
     faults = [f"unknown transport {name!r}; known are: {known}" for name in names if name not in FACTORIES]
     faults += [f"transport {name!r} is listed twice" for name in dict.fromkeys(names) if list(names).count(name) > 1]

@@ -33,12 +33,23 @@ IDLE_S = 30.0
 class TcpPeer:
     """The connections to one peer: idle ones are kept, busy ones belong to one read each."""
 
-    def __init__(self, arena: Arena, address: str, port: int, movers: Movers, *, connections: int, check: bool) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        address: str,
+        port: int,
+        movers: Movers,
+        *,
+        connections: int,
+        check: bool,
+        tls: _native.TlsCredentials | None,
+    ) -> None:
         self._arena = arena
         self._address = address
         self._port = port
         self._movers = movers
         self._check = check
+        self._tls = tls
         self._free = asyncio.Semaphore(connections)
         self._idle: list[_native.TcpConnection] = []
         self._unused = 0  # fewest idle ones since `_watch_idle`
@@ -131,7 +142,9 @@ class TcpPeer:
         if self._closed:
             raise ConnectionError("closed")
         until_s = min(until_s, time.monotonic() + CONNECT_S)
-        connection = await self._movers.connect_tcp(self._address, self._port, until_s=until_s, tickets=self._tickets)
+        connection = await self._movers.connect_tcp(
+            self._address, self._port, self._tls, until_s=until_s, tickets=self._tickets
+        )
         if self._closed:  # meanwhile
             connection.close()
             raise ConnectionError("closed")

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from peer_agent import _native
 from peer_agent.memory.arena import Arena
 from peer_agent.memory.layout import SizeClass
+from peer_agent.testing.certificates import shared_certificates
 from peer_agent.transport.base import ReadList, Transport
 from peer_agent.transport.check import CHECKS, Check, check_transport
 from peer_agent.transport.check_rig import Rig
@@ -74,16 +76,23 @@ async def threaded_shm_rig(directory: Path, block_bytes: int) -> AsyncIterator[R
 
 
 @asynccontextmanager
-async def tcp_rig(directory: Path, block_bytes: int) -> AsyncIterator[Rig]:
+async def tcp_rig(directory: Path, block_bytes: int, tls: _native.TlsCredentials | None = None) -> AsyncIterator[Rig]:
+    python_tls = shared_certificates().python_server("other") if tls is not None else None
     async with AsyncExitStack() as stack:
-        rig = await stack.enter_async_context(_rig(directory, block_bytes, TcpTransport))
+        rig = await stack.enter_async_context(_rig(directory, block_bytes, lambda arena: TcpTransport(arena, tls=tls)))
 
         async def faulty(fault: Fault) -> bytes | None:
             if fault is Fault.LATE_WRITE:  # a native read writes from its own thread only, which has ended
                 return None
-            return await stack.enter_async_context(faulty_owner(rig.owner_arena, fault))
+            return await stack.enter_async_context(faulty_owner(rig.owner_arena, fault, tls=python_tls))
 
         rig.faulty = faulty
+        yield rig
+
+
+@asynccontextmanager
+async def tls_rig(directory: Path, block_bytes: int) -> AsyncIterator[Rig]:
+    async with tcp_rig(directory, block_bytes, shared_certificates().files("node").load()) as rig:
         yield rig
 
 
@@ -93,6 +102,7 @@ RIGS: dict[str, RigMaker] = {
     "shm+checksum": checking_shm_rig,
     "shm+threads": threaded_shm_rig,
     "tcp": tcp_rig,
+    "tcp+tls": tls_rig,
 }
 
 
@@ -124,8 +134,15 @@ async def test_suite_fails_when_a_plane_believes_everything(tmp_path: Path) -> N
         await check_transport(lambda: _rig(tmp_path, 4096, lambda arena: Gullible(network, arena)))
 
 
-async def test_python_owner_is_read_when_it_speaks_the_frames_of_wire_hpp(tmp_path: Path, block_bytes: int) -> None:
-    async with tcp_rig(tmp_path, block_bytes) as rig, faulty_owner(rig.owner_arena, None) as descriptor:
+@pytest.mark.parametrize("security", ["plaintext", "tls"])
+async def test_python_owner_is_read_when_it_speaks_the_frames_of_wire_hpp(
+    security: str, tmp_path: Path, block_bytes: int
+) -> None:
+    certificates = shared_certificates()
+    ours, theirs = (
+        (certificates.files("node").load(), certificates.python_server("other")) if security == "tls" else (None, None)
+    )
+    async with tcp_rig(tmp_path, block_bytes, ours) as rig, faulty_owner(rig.owner_arena, None, tls=theirs) as descriptor:
         connection = await rig.reader.connect(descriptor, deadline_s=5)
         stored = rig.store(range(SLOTS))
         blocks = rig.request(stored)

@@ -19,6 +19,7 @@ import pytest
 from peer_agent import _native
 from peer_agent.memory.arena import Arena
 from peer_agent.memory.layout import HEADER_BYTES, SizeClass
+from peer_agent.testing.certificates import shared_certificates
 from peer_agent.transport.base import ReadStatus
 
 DIGEST = b"torn".ljust(32, b".")
@@ -80,12 +81,14 @@ def payload(arena: Arena, slot: int) -> np.ndarray[tuple[int], np.dtype[np.uint6
     return np.frombuffer(arena.region[start : start + BLOCK], np.uint64)
 
 
-def read_until_done(read: Callable[[bytes], bytes], owner: Arena, reader: Arena) -> dict[ReadStatus, int]:
+def read_until_done(
+    read: Callable[[bytes], bytes], owner: Arena, reader: Arena, *, block_reads: int = BLOCK_READS
+) -> dict[ReadStatus, int]:
     """Reads what the headers say now, again and again; fails at the first OK block that is not whole."""
     _native.begin_write(reader.region, offsets(reader))
     seen = dict.fromkeys(ReadStatus, 0)
     until = time.monotonic() + PATIENCE_S
-    while sum(seen.values()) < BLOCK_READS and time.monotonic() < until:
+    while sum(seen.values()) < block_reads and time.monotonic() < until:
         records = _native.records(owner.region, offsets(owner))
         statuses = read(records)
         for slot, (_, generation, _, _, _) in enumerate(struct.iter_unpack("<QQQII", records)):
@@ -116,10 +119,13 @@ def test_shm_read_is_never_torn_when_another_process_rewrites_the_slots(owner: A
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("check", [False, True])
-def test_tcp_read_is_never_torn_when_another_process_rewrites_the_slots(owner: Arena, reader: Arena, check: bool) -> None:
-    server = _native.TcpServer(owner.region, 1, "127.0.0.1", 0)
-    connection = _native.TcpConnection("127.0.0.1", server.port, time.monotonic_ns() + 10**10)
+@pytest.mark.parametrize(("check", "secured"), [(False, False), (True, False), (False, True)])
+def test_tcp_read_is_never_torn_when_another_process_rewrites_the_slots(
+    owner: Arena, reader: Arena, check: bool, secured: bool
+) -> None:
+    tls = shared_certificates().files("node").load() if secured else None
+    server = _native.TcpServer(owner.region, 1, "127.0.0.1", 0, tls=tls)
+    connection = _native.TcpConnection("127.0.0.1", server.port, time.monotonic_ns() + 10**10, tls=tls)
 
     def read(records: bytes) -> bytes:
         deadline_ns = time.monotonic_ns() + 10**10
@@ -127,9 +133,10 @@ def test_tcp_read_is_never_torn_when_another_process_rewrites_the_slots(owner: A
         arguments = (records, DIGEST, FINGERPRINT * SLOTS, 8, reader.region, offsets(reader), check, deadline_ns)
         return connection.read(1, 1, *arguments)
 
-    seen = read_until_done(read, owner, reader)
+    block_reads = BLOCK_READS // 5 if secured else BLOCK_READS
+    seen = read_until_done(read, owner, reader, block_reads=block_reads)
     server.close()
-    assert seen[ReadStatus.OK] > BLOCK_READS // 50, seen
+    assert seen[ReadStatus.OK] > block_reads // 50, seen
     assert seen[ReadStatus.TORN] + seen[ReadStatus.STALE] > 0, "the writer was in the way"
     assert seen[ReadStatus.CORRUPT] == 0, "a race with the writer is never taken for rot"
 

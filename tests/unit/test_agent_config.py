@@ -38,6 +38,7 @@ def test_defaults_listen_on_loopback_only():
         ({"namespaces": ()}, "namespaces: at least one file"),
         ({"transports": ("shm", "rdma")}, "transports: rdma; known: shm, tcp, ucx"),
         ({"transports": ()}, "transports: none given"),
+        ({"data_tls_cert": "a"}, "data_tls_key and data_tls_ca: missing; TLS on the tcp plane needs"),
         ({"event_loss": 1.0}, "event_loss: must be"),
         ({"log_level": "loud"}, "'loud' is not one of"),
         ({"max_locks": 0}, "max_locks: must be positive"),
@@ -55,6 +56,12 @@ def test_all_faults_come_at_once():
 
 def test_public_addresses_are_accepted_when_asked_for():
     assert faults(listen="10.0.0.1:7410", data_listen="10.0.0.1:0", insecure=True) == ""
+
+
+def test_tcp_plane_may_be_public_when_it_has_tls():
+    tls = {"data_tls_cert": "a", "data_tls_key": "b", "data_tls_ca": "c"}
+    assert faults(data_listen="10.0.0.1:0", **tls) == ""
+    assert "listen: 10.0.0.1:1 is reachable" in faults(listen="10.0.0.1:1", **tls), "gRPC has no TLS yet"
 
 
 def test_addresses_split_and_join():

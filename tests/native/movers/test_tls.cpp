@@ -1,9 +1,8 @@
-// TLS sessions over socket pairs: every byte arrives once and in order whatever the socket takes at a time; who is not one
+// TLS streams over socket pairs: every byte arrives once and in order whatever the socket takes at a time; who is not one
 // of us is refused, with the reason at both ends; files that do not belong together are refused by name.
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <csignal>
 #include <cstring>
 #include <fstream>
 #include <functional>
@@ -52,36 +51,40 @@ struct Pair {
 
 // Both ends of one connection, driven by one thread: neither call ever waits.
 struct Link {
-    Pair pair;
-    Session client, server;
+    std::shared_ptr<Counts> counts = std::make_shared<Counts>();  // of the server
+    Fd left, right;                                               // copies of the streams' descriptors
+    std::unique_ptr<Stream> client, server;
 
     explicit Link(int buffer_bytes = 0, uint64_t rekey_bytes = kRekeyBytes)
         : Link(context("node"), context("other"), buffer_bytes, rekey_bytes) {}
     Link(std::shared_ptr<const Context> ours, std::shared_ptr<const Context> theirs, int buffer_bytes = 0,
-         uint64_t rekey_bytes = kRekeyBytes)
-        : pair(buffer_bytes),
-          client(std::move(ours), Side::CLIENT, pair.left.get(), rekey_bytes),
-          server(std::move(theirs), Side::SERVER, pair.right.get(), rekey_bytes) {}
+         uint64_t rekey_bytes = kRekeyBytes) {
+        Pair pair(buffer_bytes);
+        left = Fd(dup(pair.left.get()));
+        right = Fd(dup(pair.right.get()));
+        client = tls_stream(std::move(pair.left), Side::CLIENT, std::move(ours), nullptr, rekey_bytes);
+        server = tls_stream(std::move(pair.right), Side::SERVER, std::move(theirs), counts, rekey_bytes);
+    }
 
     // Until both are done or one is closed.
     bool shake_hands() {
-        bool c = false, s = false;
-        for (int round = 0; round < 1000 && !(c && s); ++round) {
-            Pause why{};
-            if (!c && !(c = client.handshake(&why)) && why == Pause::CLOSED) return false;
-            if (!s && !(s = server.handshake(&why)) && why == Pause::CLOSED) return false;
+        Io c = Io::WANT_READ, s = Io::WANT_READ;
+        for (int round = 0; round < 1000 && !(c == Io::MOVED && s == Io::MOVED); ++round) {
+            if (c != Io::MOVED) c = client->handshake();
+            if (s != Io::MOVED) s = server->handshake();
+            if (c == Io::CLOSED || s == Io::CLOSED) return false;
         }
-        CHECK(c && s);
+        CHECK(c == Io::MOVED && s == Io::MOVED);
         return true;
     }
 };
 
-struct Stream {
+struct Load {
     std::vector<uint8_t> bytes;
     std::vector<uint8_t> arrived;
     IoList out, in;
 
-    explicit Stream(size_t count) : bytes(count), arrived(count) {
+    explicit Load(size_t count) : bytes(count), arrived(count) {
         for (auto& byte : bytes) byte = static_cast<uint8_t>(random_bits()());
         cut(out, bytes);
         cut(in, arrived);
@@ -95,47 +98,41 @@ struct Stream {
             at += part;
         }
     }
-    void move(Session& from, Session& to) {
-        Pause why{};
+    void move(Stream& from, Stream& to) {
         if (!out.done()) {
-            const size_t n = from.write(out.parts(), out.count(), &why);
-            CHECK(n != 0 || why == Pause::WANT_WRITE);
-            out.advance(n);
+            const Moved moved = from.writev(out.parts(), out.count());
+            CHECK(moved.io == Io::MOVED || moved.io == Io::WANT_WRITE);
+            out.advance(moved.bytes);
         }
         if (in.done()) return;
-        const size_t n = to.read(in.parts(), 1 + below(in.count()), &why);
-        CHECK(n != 0 || why == Pause::WANT_READ);
-        in.advance(n);
+        const Moved moved = to.readv(in.parts(), 1 + below(in.count()));
+        CHECK(moved.io == Io::MOVED || moved.io == Io::WANT_READ);
+        in.advance(moved.bytes);
     }
     bool done() const { return in.done(); }
 };
 
 void send_both_ways(Link& link, size_t bytes) {
     CHECK(link.shake_hands());
-    Stream there(bytes), back(bytes / 3);
+    Load there(bytes), back(bytes / 3);
     while (!there.done() || !back.done()) {
-        there.move(link.client, link.server);
-        back.move(link.server, link.client);
+        there.move(*link.client, *link.server);
+        back.move(*link.server, *link.client);
     }
     CHECK(there.bytes == there.arrived && back.bytes == back.arrived);
-    CHECK(!link.server.has_pending() && !link.client.has_pending());
 }
 
-// What a session says when it is driven until it closes, fed with whatever lies in its socket.
-Refusal end_of(Session& session) {
+// Why a stream closes that is driven with whatever lies in its socket.
+std::string end_of(Stream& stream) {
     uint8_t byte;
     const iovec part{&byte, 1};
     for (int round = 0; round < 1000; ++round) {
-        Pause why{};
-        const bool shaken = session.handshake(&why);
-        if (shaken && session.read(&part, 1, &why) != 0) continue;
-        if (why == Pause::CLOSED) {
-            CHECK(!session.reason().empty());
-            return session.refusal();
-        }
+        Io io = stream.handshake();
+        if (io == Io::MOVED) io = stream.readv(&part, 1).io;
+        if (io == Io::CLOSED) return stream.reason();
     }
     CHECK(false);
-    return Refusal::NONE;
+    return "";
 }
 
 void copy_file(const std::string& from, const std::string& to) {
@@ -162,40 +159,49 @@ TEST(keys_change_and_no_byte_is_lost) {
     send_both_ways(link, 3 << 20);
 }
 
-TEST(write_reports_bytes_only_when_the_socket_has_them) {
+TEST(write_counts_bytes_only_when_the_socket_has_them) {
     Link link(4096);
     CHECK(link.shake_hands());
     std::vector<uint8_t> data(kChunkBytes, 7), arrived(kChunkBytes);
     const iovec out{data.data(), data.size()};
-    Pause why{};
-    CHECK(link.client.write(&out, 1, &why) == 0 && why == Pause::WANT_WRITE);
-    size_t reported = 0, read = 0;
-    while (reported == 0) {
+    CHECK(link.client->writev(&out, 1).io == Io::WANT_WRITE);
+    size_t counted = 0, read = 0;
+    while (counted == 0) {
         const iovec in{arrived.data() + read, arrived.size() - read};
-        read += link.server.read(&in, 1, &why);
-        reported = link.client.write(&out, 1, &why);
+        read += link.server->readv(&in, 1).bytes;
+        counted = link.client->writev(&out, 1).bytes;
     }
-    CHECK(reported == data.size());
+    CHECK(counted == data.size());
     while (read < data.size()) {  // nothing more is sent: it has been handed over
         const iovec in{arrived.data() + read, arrived.size() - read};
-        const size_t n = link.server.read(&in, 1, &why);
-        CHECK(n != 0);
-        read += n;
+        const Moved moved = link.server->readv(&in, 1);
+        CHECK(moved.io == Io::MOVED);
+        read += moved.bytes;
     }
     CHECK(arrived == data);
+}
+
+TEST(plaintext_was_copied_when_a_write_could_not_go_on) {
+    Link link(4096);
+    CHECK(link.shake_hands());
+    std::vector<uint8_t> data(kChunkBytes, 7), arrived(kChunkBytes);
+    const iovec out{data.data(), data.size()};
+    CHECK(link.client->writev(&out, 1).io == Io::WANT_WRITE);
+    data.assign(data.size(), 8);  // what has been encrypted stays as it was
+    for (size_t read = 0; read < arrived.size();) {
+        const iovec in{arrived.data() + read, arrived.size() - read};
+        read += link.server->readv(&in, 1).bytes;
+        CHECK(link.client->writev(&out, 1).io != Io::CLOSED);
+    }
+    CHECK(arrived == std::vector<uint8_t>(kChunkBytes, 7));
 }
 
 TEST(peers_of_another_ca_are_refused_with_the_reason_at_both_ends) {
     Link link(context("node"), context("foreign", "foreign-ca"));
     CHECK(!link.shake_hands());
-    CHECK(link.client.refusal() == Refusal::UNTRUSTED);
-    CHECK(contains(link.client.reason(), "peer's certificate is refused"));
-    CHECK(end_of(link.server) == Refusal::BY_PEER);
-    CHECK(contains(link.server.reason(), "data_tls_ca"));
-}
-
-TEST(clients_that_may_only_be_clients_are_refused_at_start) {
-    CHECK(contains(refusal_of([] { context("client"); }), "allowed as TLS server and client"));
+    CHECK(contains(link.client->reason(), "peer's certificate is refused"));
+    CHECK(contains(end_of(*link.server), "data_tls_ca"));
+    CHECK(link.counts->refused_us == 1 && link.counts->done == 0 && link.counts->unfinished == 0);
 }
 
 TEST(plaintext_is_recognized_at_both_ends) {
@@ -204,13 +210,31 @@ TEST(plaintext_is_recognized_at_both_ends) {
         wire::Hello hello{};
         hello.magic = wire::kHelloMagic;
         CHECK(send(pair.left.get(), &hello, sizeof hello, 0) == sizeof hello);
-        Session session(context("node"), side, pair.right.get());
-        CHECK(end_of(session) == Refusal::NOT_TLS);
-        CHECK(contains(session.reason(), "does not speak TLS"));
+        const auto counts = std::make_shared<Counts>();
+        const auto stream = tls_stream(std::move(pair.right), side, context("node"), counts);
+        CHECK(contains(end_of(*stream), "does not speak TLS"));
+        CHECK(counts->not_tls == 1);
+        uint8_t answer[600];
+        const ssize_t bytes = recv(pair.left.get(), answer, sizeof answer, 0);
+        CHECK(bytes > 6 && answer[0] == (side == Side::SERVER ? 21 : 22));  // an alert; a ClientHello
     }
 }
 
+TEST(who_leaves_during_the_handshake_is_counted) {
+    const auto counts = std::make_shared<Counts>();
+    Pair first, second;
+    {
+        const auto stream = tls_stream(std::move(first.right), Side::SERVER, context("node"), counts);
+        CHECK(stream->handshake() == Io::WANT_READ);
+    }
+    CHECK(counts->unfinished == 1);
+    second.left.reset();
+    CHECK(contains(end_of(*tls_stream(std::move(second.right), Side::SERVER, context("node"), counts)), "closed by the peer"));
+    CHECK(counts->unfinished == 2 && counts->broken == 0);
+}
+
 TEST(garbage_never_passes_for_a_handshake) {
+    const auto ours = context("node");
     for (int i = 0; i < 500; ++i) {
         Pair pair;
         std::vector<uint8_t> noise(1 + below(2000));
@@ -219,26 +243,26 @@ TEST(garbage_never_passes_for_a_handshake) {
         if (below(2) == 0 && noise.size() > 2) noise[1] = noise[2] = 3;
         CHECK(send(pair.left.get(), noise.data(), noise.size(), 0) == static_cast<ssize_t>(noise.size()));
         pair.left.reset();
-        Session session(context("node"), below(2) == 0 ? Side::SERVER : Side::CLIENT, pair.right.get());
-        CHECK(end_of(session) != Refusal::UNTRUSTED);
+        const auto counts = std::make_shared<Counts>();
+        CHECK(!end_of(*tls_stream(std::move(pair.right), below(2) == 0 ? Side::SERVER : Side::CLIENT, ours, counts)).empty());
+        CHECK(counts->done == 0);
     }
 }
 
-TEST(flipped_bits_end_the_session_and_never_become_data) {
+TEST(flipped_bits_end_the_stream_and_never_become_data) {
     for (int i = 0; i < 50; ++i) {
         Link link;
         CHECK(link.shake_hands());
         std::vector<uint8_t> data(5000, 9), arrived(5000, 0);
         const iovec out{data.data(), data.size()}, in{arrived.data(), arrived.size()};
-        Pause why{};
-        CHECK(link.client.write(&out, 1, &why) == data.size());
+        CHECK(link.client->writev(&out, 1).bytes == data.size());
         std::vector<uint8_t> record(8000);
-        const ssize_t bytes = recv(link.pair.right.get(), record.data(), record.size(), 0);
+        const ssize_t bytes = recv(link.right.get(), record.data(), record.size(), 0);
         CHECK(bytes > 5000);
         record[5 + below(static_cast<uint64_t>(bytes) - 5)] ^= static_cast<uint8_t>(1 << below(8));  // behind the record's header
-        CHECK(send(link.pair.left.get(), record.data(), static_cast<size_t>(bytes), 0) == bytes);
-        CHECK(link.server.read(&in, 1, &why) == 0 && why == Pause::CLOSED);
-        CHECK(link.server.refusal() == Refusal::BROKEN);
+        CHECK(send(link.left.get(), record.data(), static_cast<size_t>(bytes), 0) == bytes);
+        CHECK(link.server->readv(&in, 1).io == Io::CLOSED);
+        CHECK(link.counts->broken == 1);
         CHECK(arrived == std::vector<uint8_t>(5000, 0));
     }
 }
@@ -246,14 +270,18 @@ TEST(flipped_bits_end_the_session_and_never_become_data) {
 TEST(a_closed_peer_is_an_end_and_no_signal) {
     Link link;
     CHECK(link.shake_hands());
-    link.pair.right.reset();
+    link.server.reset();
+    link.right.reset();
+    CHECK(link.counts->unfinished == 0);
     std::vector<uint8_t> data(kChunkBytes, 1);
-    const iovec out{data.data(), data.size()};
-    Pause why{};
-    CHECK(link.client.write(&out, 1, &why) == 0 && why == Pause::CLOSED);
-    CHECK(link.client.refusal() == Refusal::NONE && contains(link.client.reason(), "connection lost"));
-    const iovec in{data.data(), data.size()};
-    CHECK(link.client.read(&in, 1, &why) == 0 && why == Pause::CLOSED);
+    const iovec part{data.data(), data.size()};
+    CHECK(link.client->writev(&part, 1).io == Io::CLOSED);
+    CHECK(contains(link.client->reason(), "connection lost"));
+    CHECK(link.client->readv(&part, 1).io == Io::CLOSED);
+}
+
+TEST(clients_that_may_only_be_clients_are_refused_at_start) {
+    CHECK(contains(refusal_of([] { context("client"); }), "allowed as TLS server and client"));
 }
 
 TEST(files_that_do_not_fit_are_refused_by_name) {
@@ -295,7 +323,7 @@ TEST(missing_library_says_what_to_install) {
     CHECK(contains(text, "install libssl3") && contains(text, "libssl-nowhere.so.3"));
 }
 
-TEST(sessions_of_many_threads_share_a_context) {
+TEST(streams_of_many_threads_share_a_context) {
     const auto ours = context("node"), theirs = context("other");
     std::vector<std::thread> threads;
     for (int i = 0; i < 4; ++i)
