@@ -45,11 +45,17 @@ class Child:
         self._process = process
 
     @classmethod
-    async def start(cls, name: str, arguments: Sequence[str], *, log: Path, ready_s: float) -> Child:
-        """Starts `python arguments...` and waits for the ready line. CommandFailed with the end of the log otherwise."""
+    async def start(
+        cls, name: str, arguments: Sequence[str], *, log: Path, ready_s: float, prefix: Sequence[str] = ()
+    ) -> Child:
+        """Starts `python arguments...` and waits for the ready line. CommandFailed with the end of the log otherwise.
+
+        prefix: a command that runs the one behind it in its own place, say in another network namespace.
+        """
         guarded = ["-I", "-S", "-c", _GUARD, str(os.getpid()), sys.executable, *arguments]
         with log.open("ab") as stderr:
             process = await asyncio.create_subprocess_exec(
+                *prefix,
                 sys.executable,
                 *guarded,
                 stdin=asyncio.subprocess.DEVNULL,

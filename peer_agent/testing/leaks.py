@@ -12,8 +12,8 @@ from pathlib import Path
 from kvdir.testing.wait import eventually
 
 SLACK: Mapping[str, int] = {"threads": 4, "descriptors": 4, "tasks": 2, "memory_pages": 1024}
-"""Pools of threads (gRPC's, asyncio's) follow the load, each with a descriptor; a call of a ticker may be under way at one count
-and not at the other; allocators keep some pages. What leaks on each of a thousand repeats is more than that."""
+"""Pools of threads (of gRPC and asyncio) follow the load, each with a descriptor; a ticker may be in a call at one count and
+not at the other; allocators keep some pages. What leaks on each of a thousand repeats is more than that."""
 
 Held = Callable[[], Mapping[str, int]]
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -16,120 +15,40 @@ import tempfile
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
-import grpc.aio
 import pytest
 
-from kvdir.client.aio import DirectoryClient
 from kvdir.fingerprint import Fingerprints
-from kvdir.namespace import Namespace
 from peer_agent.client import aio
 from peer_agent.core.effects import LoadStatus
-from peer_agent.demo.processes import Child
-from peer_agent.testing import Blocks, sample_namespace
-from peer_agent.v1 import engine_pb2, engine_pb2_grpc
+from peer_agent.testing import sample_namespace
+from peer_agent.testing.processes import ProcessCluster
 
 pytestmark = pytest.mark.slow
 
-READY_S = 20.0
 SLACK_S = 1.0
 """For a busy machine: beyond its deadline, a load may take this long to be scheduled."""
 
 
-class Cluster:
-    """Processes on free ports; arenas in a directory of their own on shared memory."""
-
-    def __init__(self, directory: Path, namespace: Namespace) -> None:
-        self.directory = directory
-        self.namespace = namespace
-        self.blocks = Blocks(namespace)
-        self.children: dict[str, Child] = {}
-        self.stack = contextlib.AsyncExitStack()
-        fields = json.loads(namespace.canonical())
-        fields.pop("version")
-        self.namespace_file = directory / "namespace.json"
-        self.namespace_file.write_text(json.dumps(fields))
-
-    async def start(self, name: str, *arguments: str) -> Child:
-        child = await Child.start(name, arguments, log=self.directory / f"{name}.log", ready_s=READY_S)
-        self.children[name] = child
-        return child
-
-    async def start_coordinator(self, *, listen: str = "127.0.0.1:0") -> str:
-        child = await self.start(
-            "coordinator", "-m", "kvdir", "serve", "--listen", listen, "--http-listen", "", "--heartbeat-interval-ms", "100",
-            "--output", "json",
-        )  # fmt: skip
-        return str(child.ready["grpc"])
-
-    async def start_agent(self, node: str, coordinator: str, *more: str) -> Child:
-        return await self.start(
-            node, "-m", "peer_agent", "serve", "--node", node, "--namespaces", str(self.namespace_file),
-            "--arena-path", str(self.directory / node), "--coordinators", coordinator, "--listen", "127.0.0.1:0",
-            "--http-listen", "", "--output", "json", "--grace-s", "1", *more,
-        )  # fmt: skip
-
-    async def engine(self, node: str, **options: Any) -> aio.Engine:
-        address = self.children[node].ready["engine"]
-        engine = await aio.connect(address, namespace=self.namespace, engine=f"test-{node}", **options)
-        self.stack.push_async_callback(engine.close)
-        return engine
-
-    async def inventory(self, node: str) -> Any:
-        async with grpc.aio.insecure_channel(self.children[node].ready["engine"]) as channel:
-            answer = await engine_pb2_grpc.EngineStub(channel).Inventory(engine_pb2.InventoryRequest(), timeout=5)
-        return answer.namespaces[0]
-
-    async def wait_inventory(self, node: str, condition, *, within_s: float = 20.0) -> None:
-        until_s = time.monotonic() + within_s
-        while not condition(held := await self.inventory(node)):
-            assert time.monotonic() < until_s, f"{node} never got there: {held}"
-            await asyncio.sleep(0.005)
-
-    async def wait_known(self, coordinator: str, node: str, blocks: int) -> None:
-        """Until the coordinator names `blocks` blocks for the node."""
-        until_s = time.monotonic() + 20
-        async with DirectoryClient(coordinator) as client:
-            while True:
-                with contextlib.suppress(Exception):
-                    for view in await client.nodes():
-                        if view.trust.node == node and sum(item.blocks.value for item in view.holdings) == blocks:
-                            return
-                assert time.monotonic() < until_s, f"the coordinator never knew {blocks} blocks of {node}"
-                await asyncio.sleep(0.02)
-
-    async def close(self) -> None:
-        await self.stack.aclose()
-        for child in self.children.values():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(child.pid, signal.SIGCONT)
-            await child.end(grace_s=3)
+async def timed_load(cluster: ProcessCluster, engine: aio.Engine, fingerprints: Fingerprints, *, deadline_s: float):
+    """(result, seconds); asserts that every hit has the right bytes and that the deadline was kept."""
+    result, took_s = await cluster.load(engine, fingerprints, deadline_s=deadline_s)
+    assert took_s < deadline_s + SLACK_S, f"took {took_s:.2f} s, the deadline was {deadline_s} s"
+    return result, took_s
 
 
 @pytest.fixture
-async def cluster() -> AsyncIterator[Cluster]:
+async def cluster() -> AsyncIterator[ProcessCluster]:
     with tempfile.TemporaryDirectory(prefix="kvdir-test-", dir="/dev/shm") as path:
-        made = Cluster(Path(path), sample_namespace(block_bytes=1 << 20))
+        made = ProcessCluster(Path(path), sample_namespace(block_bytes=1 << 20))
         try:
             yield made
         finally:
             await made.close()
 
 
-async def timed_load(engine: aio.Engine, blocks: Blocks, fingerprints: Fingerprints, *, deadline_s: float):
-    """(result, seconds); asserts that every hit has the right bytes and that the deadline was kept."""
-    into = blocks.room(fingerprints)
-    began_s = time.monotonic()
-    result = await engine.load(fingerprints, into=into, deadline_s=deadline_s)
-    took_s = time.monotonic() - began_s
-    blocks.check(fingerprints, into, result)
-    assert took_s < deadline_s + SLACK_S, f"took {took_s:.2f} s, the deadline was {deadline_s} s"
-    return result, took_s
-
-
 @pytest.mark.parametrize("transports", ["shm", "tcp"])
-async def test_load_ends_with_verified_blocks_when_the_owner_is_killed_in_the_middle(cluster: Cluster, transports: str):
+async def test_load_ends_with_verified_blocks_when_the_owner_is_killed_in_the_middle(cluster: ProcessCluster, transports: str):
     coordinator = await cluster.start_coordinator()
     small_chunks = ("--arena-bytes", "100MiB", "--transports", transports, "--max-chunk-bytes", "1MiB")
     for node in ("owner", "reader"):
@@ -138,7 +57,7 @@ async def test_load_ends_with_verified_blocks_when_the_owner_is_killed_in_the_mi
     owner, reader = await cluster.engine("owner", deadline_s=10), await cluster.engine("reader")
     assert (await owner.store(fingerprints, cluster.blocks.data(fingerprints))).stored == 80
     await cluster.wait_known(coordinator, "owner", 80)
-    load = asyncio.ensure_future(timed_load(reader, cluster.blocks, fingerprints, deadline_s=3.0))
+    load = asyncio.ensure_future(timed_load(cluster, reader, fingerprints, deadline_s=3.0))
     await cluster.wait_inventory("reader", lambda held: held.committed + held.reserved > 0 or load.done())
     await cluster.children["owner"].kill()
     result, _ = await load
@@ -152,14 +71,14 @@ async def test_load_ends_with_verified_blocks_when_the_owner_is_killed_in_the_mi
     assert (await again.store(fresh, cluster.blocks.data(fresh))).stored == 5
     await cluster.wait_known(coordinator, "owner", 5)
     for _ in range(50):  # the reader's circuit breaker skips the node for a second
-        result, _ = await timed_load(reader, cluster.blocks, fresh, deadline_s=1.0)
+        result, _ = await timed_load(cluster, reader, fresh, deadline_s=1.0)
         if result.hits == 5:
             break
         await asyncio.sleep(0.05)
     assert result.hits == 5
 
 
-async def test_blocks_are_late_by_the_deadline_when_the_owner_is_stopped(cluster: Cluster):
+async def test_blocks_are_late_by_the_deadline_when_the_owner_is_stopped(cluster: ProcessCluster):
     coordinator = await cluster.start_coordinator()
     for node in ("owner", "reader"):
         await cluster.start_agent(node, coordinator, "--arena-bytes", "16MiB", "--transports", "tcp")
@@ -167,26 +86,26 @@ async def test_blocks_are_late_by_the_deadline_when_the_owner_is_stopped(cluster
     owner, reader = await cluster.engine("owner"), await cluster.engine("reader")
     await owner.store(fingerprints, cluster.blocks.data(fingerprints))
     await cluster.wait_known(coordinator, "owner", 8)
-    warm, _ = await timed_load(reader, cluster.blocks, fingerprints.slice(0, 1), deadline_s=2)
+    warm, _ = await timed_load(cluster, reader, fingerprints.slice(0, 1), deadline_s=2)
     assert warm.hits == 1
     os.kill(cluster.children["owner"].pid, signal.SIGSTOP)
-    result, took_s = await timed_load(reader, cluster.blocks, fingerprints, deadline_s=0.7)
+    result, took_s = await timed_load(cluster, reader, fingerprints, deadline_s=0.7)
     assert result.count(LoadStatus.HIT_LOCAL) == 1
     assert result.count(LoadStatus.LATE) == 7
     assert took_s > 0.3
     # It is skipped now: no second load pays for it.
-    _, took_s = await timed_load(reader, cluster.blocks, fingerprints, deadline_s=0.7)
+    _, took_s = await timed_load(cluster, reader, fingerprints, deadline_s=0.7)
     assert took_s < 0.6
     os.kill(cluster.children["owner"].pid, signal.SIGCONT)
     for _ in range(100):
-        result, _ = await timed_load(reader, cluster.blocks, fingerprints, deadline_s=1.0)
+        result, _ = await timed_load(cluster, reader, fingerprints, deadline_s=1.0)
         if result.hits == 8:
             break
         await asyncio.sleep(0.05)
     assert result.hits == 8
 
 
-async def test_agents_restate_what_they_hold_when_the_coordinator_was_killed(cluster: Cluster):
+async def test_agents_restate_what_they_hold_when_the_coordinator_was_killed(cluster: ProcessCluster):
     coordinator = await cluster.start_coordinator()
     for node in ("owner", "reader"):
         await cluster.start_agent(node, coordinator, "--arena-bytes", "16MiB")
@@ -195,14 +114,14 @@ async def test_agents_restate_what_they_hold_when_the_coordinator_was_killed(clu
     await owner.store(fingerprints, cluster.blocks.data(fingerprints))
     await cluster.wait_known(coordinator, "owner", 8)
     await cluster.children["coordinator"].kill()
-    result, _ = await timed_load(reader, cluster.blocks, fingerprints, deadline_s=0.5)
+    result, _ = await timed_load(cluster, reader, fingerprints, deadline_s=0.5)
     assert (result.hits, result.directory_reached) == (0, False)
     assert (await owner.load(fingerprints, into=cluster.blocks.room(fingerprints))).hits == 8, "local service goes on"
     await cluster.start_coordinator(listen=coordinator)
     await cluster.wait_known(coordinator, "owner", 8)
     until_s = time.monotonic() + 15
     while result.hits < 8 and time.monotonic() < until_s:
-        result, _ = await timed_load(reader, cluster.blocks, fingerprints, deadline_s=1.0)
+        result, _ = await timed_load(cluster, reader, fingerprints, deadline_s=1.0)
     assert result.hits == 8
 
 
@@ -232,7 +151,7 @@ asyncio.run(main())
 
 
 @contextlib.contextmanager
-def doomed_engine(cluster: Cluster, lease_s: float):
+def doomed_engine(cluster: ProcessCluster, lease_s: float):
     """An engine in a process of its own that has reserved 6 slots and waits for a line before it writes and commits."""
     arguments = [str(cluster.namespace_file), str(cluster.children["owner"].ready["engine"]), str(lease_s)]
     command = [sys.executable, "-c", ENGINE, *arguments]
@@ -245,7 +164,7 @@ def doomed_engine(cluster: Cluster, lease_s: float):
             engine.kill()
 
 
-async def test_slots_come_back_when_an_engine_is_killed_between_reserve_and_commit(cluster: Cluster):
+async def test_slots_come_back_when_an_engine_is_killed_between_reserve_and_commit(cluster: ProcessCluster):
     await cluster.start_agent("owner", "127.0.0.1:1", "--arena-bytes", "8MiB")
     with doomed_engine(cluster, 30.0) as engine:
         await cluster.wait_inventory("owner", lambda held: held.reserved == 6)
@@ -254,7 +173,7 @@ async def test_slots_come_back_when_an_engine_is_killed_between_reserve_and_comm
     assert (await cluster.inventory("owner")).committed == 0
 
 
-async def test_slots_of_a_stopped_engine_are_not_reused_until_it_has_finished(cluster: Cluster):
+async def test_slots_of_a_stopped_engine_are_not_reused_until_it_has_finished(cluster: ProcessCluster):
     await cluster.start_agent("owner", "127.0.0.1:1", "--arena-bytes", "8MiB")
     with doomed_engine(cluster, 0.1) as stopped:
         os.kill(stopped.pid, signal.SIGSTOP)
@@ -270,11 +189,11 @@ async def test_slots_of_a_stopped_engine_are_not_reused_until_it_has_finished(cl
         assert await asyncio.to_thread(stopped.stdout.readline) == "committed 0\n"
         await cluster.wait_inventory("owner", lambda held: held.quarantined == 0)
         assert (await engine.store(others, cluster.blocks.data(others))).stored == 5
-        result, _ = await timed_load(engine, cluster.blocks, others, deadline_s=2)
+        result, _ = await timed_load(cluster, engine, others, deadline_s=2)
         assert result.hits == 6
 
 
-async def test_store_ends_by_its_deadline_and_slots_come_back_when_the_agent_was_stopped(cluster: Cluster):
+async def test_store_ends_by_its_deadline_and_slots_come_back_when_the_agent_was_stopped(cluster: ProcessCluster):
     await cluster.start_agent("owner", "127.0.0.1:1", "--arena-bytes", "8MiB")
     engine = await cluster.engine("owner")
     fingerprints = cluster.blocks.chain(6)
@@ -287,7 +206,7 @@ async def test_store_ends_by_its_deadline_and_slots_come_back_when_the_agent_was
     os.kill(cluster.children["owner"].pid, signal.SIGCONT)  # it may grant slots now, to a call that nobody waits for
     await cluster.wait_inventory("owner", lambda held: held.reserved == held.quarantined == held.committed == 0)
     assert (await engine.store(fingerprints, data, deadline_s=5)).stored == 6
-    result, _ = await timed_load(engine, cluster.blocks, fingerprints, deadline_s=2)
+    result, _ = await timed_load(cluster, engine, fingerprints, deadline_s=2)
     assert result.hits == 6
 
 
@@ -296,7 +215,7 @@ def run_agent(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
 
 
-async def test_start_is_refused_with_exit_3_when_shared_memory_is_too_small(cluster: Cluster):
+async def test_start_is_refused_with_exit_3_when_shared_memory_is_too_small(cluster: ProcessCluster):
     stats = os.statvfs("/dev/shm")
     too_much = str(stats.f_blocks * stats.f_frsize + (1 << 30))
     common = ("--namespaces", str(cluster.namespace_file), "--arena-path", str(cluster.directory / "big"))
@@ -307,7 +226,7 @@ async def test_start_is_refused_with_exit_3_when_shared_memory_is_too_small(clus
         assert not (cluster.directory / "big").exists()
 
 
-async def test_start_lists_every_fault_at_once_when_the_config_is_wrong(cluster: Cluster):
+async def test_start_lists_every_fault_at_once_when_the_config_is_wrong(cluster: ProcessCluster):
     file = cluster.directory / "agent.toml"
     file.write_text('arena_byte = 5\nlog_level = "loud"\nmax_locks = -1\n')
     ended = await asyncio.to_thread(run_agent, "--config", str(file), "--event-loss", "x")
@@ -320,7 +239,7 @@ async def test_start_lists_every_fault_at_once_when_the_config_is_wrong(cluster:
         assert words in ended.stderr
 
 
-async def test_sigterm_ends_with_0_and_leaves_nothing_behind(cluster: Cluster):
+async def test_sigterm_ends_with_0_and_leaves_nothing_behind(cluster: ProcessCluster):
     child = await cluster.start_agent("owner", "127.0.0.1:1", "--arena-bytes", "8MiB")
     await cluster.engine("owner")
     assert await child.end(grace_s=10) == 0
