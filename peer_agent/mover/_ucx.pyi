@@ -18,8 +18,8 @@ class Worker:
     def fileno(self) -> int:
         """Readable when `progress` is due."""
     def address(self) -> bytes: ...
-    def map(self, address: int, size: int) -> bytes:
-        """Registers memory for gets out of it and into it; returns the remote key. RuntimeError."""
+    def map(self, address: int, size: int, serve: bool) -> bytes:
+        """Registers memory for gets into it. serve (once): for peers' gets as well; returns the remote key. RuntimeError."""
     def progress(self, budget_ns: int) -> tuple[bool, list[tuple[int, int]]]:
         """Moves things along for at most about budget_ns. (nothing to do until fileno is readable, what has ended)."""
     def connect(self, address: Packed, key: Packed, incarnation: Packed, ticket: int) -> int:
@@ -27,10 +27,11 @@ class Worker:
 
         ValueError: garbage; RuntimeError: unreachable.
         """
-    def get(self, link: int, to: Packed, base: int, remote: Packed, lengths: Packed, ticket: int) -> None:
-        """Posts all gets: lengths[i] bytes from address base + remote[i] of the peer to address to[i] here.
+    def get(self, link: int, to: Packed, remote: Packed, lengths: Packed, ticket: int) -> None:
+        """Posts all gets: lengths[i] bytes from offset remote[i] of what the peer serves to address to[i] here.
 
-        `ticket` ends when the last one has, after which none writes any more. ValueError: `to` is not mapped (nothing posted).
+        `ticket` ends when the last one has, after which none writes any more. ValueError, and no ticket then: `to` is not
+        mapped, or the peer serves less.
         """
     def close(self, link: int, ticket: int) -> None:
         """`ticket` ends when the endpoint is closed and all its gets have ended. Idempotent."""

@@ -150,7 +150,7 @@ class Mover:
             case Ping():
                 self._send(Reply(question.ticket))
             case Read():
-                self._spawn(self._read(question))
+                self._begin_read(question)
             case Abort():
                 reading = self._readings.get(question.ticket)
                 if reading is not None:
@@ -200,24 +200,28 @@ class Mover:
         else:
             self._send(Reply(ticket, body=body))
 
-    async def _read(self, question: Read) -> None:
+    def _begin_read(self, question: Read) -> None:
+        """At once, not in a task: an Abort may be the very next message."""
         peer = self._peers.get(question.peer)
         if peer is None or self._reads is None:
             self._send(Reply(question.ticket, Failure.CONNECTION, "unknown peer"))
             return
         reading = self._readings[question.ticket] = self._reads.start(peer, question)
+        self._spawn(self._end_read(question.ticket, reading))
+
+    async def _end_read(self, ticket: int, reading: Reading) -> None:
         try:
             statuses = await reading.statuses()
             if statuses is not None:
-                self._send(Done(question.ticket, statuses))
+                self._send(Done(ticket, statuses))
                 return
-            self._send(Late(question.ticket))
+            self._send(Late(ticket))
             await reading.settle()
-            self._send(Settled(question.ticket))
+            self._send(Settled(ticket))
         except ValueError as error:
-            self._send(Reply(question.ticket, Failure.VALUE, str(error)))
+            self._send(Reply(ticket, Failure.VALUE, str(error)))
         finally:
-            del self._readings[question.ticket]
+            del self._readings[ticket]
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

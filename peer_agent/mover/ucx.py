@@ -2,8 +2,7 @@
 
 Descriptor part, little endian:
 
-    u8 layout version (1) | u8 UCX major | u8 UCX minor | u8 1: emulated lanes | u64 address of the arena |
-    u16 n | n B worker address | remote key
+    u8 layout version (1) | u8 UCX major | u8 UCX minor | u8 1: emulated lanes | u16 n | n B worker address | remote key
 
 Rules:
 - Versions are compared before anything of the peer's reaches UCX: both sides 1.19 or newer, of the same major.
@@ -21,15 +20,19 @@ import asyncio
 import itertools
 import os
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from peer_agent.mover import _ucx, lanes, libucp
 from peer_agent.mover.backend import Backend, BackendError, Gets, Link, Memory, PeerMemory, Settings
 
 SLICE_NS = 500_000
 MINIMUM = (1, 19)
-_HEAD = struct.Struct("<BBBBQH")
+_HEAD = struct.Struct("<BBBBH")
 _LAYOUT = 1
+
+T = TypeVar("T")
 
 
 class UcxBackend(Backend):
@@ -55,28 +58,27 @@ class UcxBackend(Backend):
             raise BackendError(*faults)
         try:
             self._worker = _ucx.Worker(path, tuple(chosen.items()), memory.incarnation)
-            key = self._worker.map(memory.arena_address, len(memory.arena))
-            self._worker.map(memory.scratch_address, len(memory.scratch))
+            key = self._worker.map(memory.arena_address, len(memory.arena), True)
+            self._worker.map(memory.scratch_address, len(memory.scratch), False)
         except RuntimeError as error:
             raise BackendError(f"ucx: {error} (UCX_TLS={chosen['TLS']}, RDMA devices: {_devices()})") from error
         asyncio.get_running_loop().add_reader(self._worker.fileno(), self._progress)
         self._progress()
         address = self._worker.address()
         major, minor, _ = self._version
-        head = _HEAD.pack(_LAYOUT, major, minor, bool(self._emulated), memory.arena_address, len(address))
+        head = _HEAD.pack(_LAYOUT, major, minor, bool(self._emulated), len(address))
         return head + address + key
 
     async def connect(self, peer: PeerMemory) -> Link:
         wanted = _Descriptor.parse(peer.descriptor)
         self._compare(wanted)
-        ticket, answered = self._ticket()
         try:
-            number = self._worker.connect(wanted.address, wanted.key, peer.incarnation, ticket)
+            number, answered = self._begin(
+                lambda ticket: self._worker.connect(wanted.address, wanted.key, peer.incarnation, ticket)
+            )
         except RuntimeError as error:
             raise ConnectionError(f"{error}; does a lane lead there ({self._emulated or 'RDMA'})?") from error
-        finally:
-            self._progress_soon()
-        link = UcxLink(self, number, wanted.base)
+        link = UcxLink(self, number)
         try:
             status = await answered
             if status != 0:
@@ -96,16 +98,12 @@ class UcxBackend(Backend):
 
     # for UcxLink
 
-    async def get(self, link: int, base: int, gets: Gets) -> int:
-        ticket, ended = self._ticket()
-        self._worker.get(link, gets.local, base, gets.remote, gets.lengths, ticket)
-        self._progress()
+    async def get(self, link: int, gets: Gets) -> int:
+        _, ended = self._begin(lambda ticket: self._worker.get(link, gets.local, gets.remote, gets.lengths, ticket))
         return await ended
 
     async def end(self, link: int) -> None:
-        ticket, ended = self._ticket()
-        self._worker.close(link, ticket)
-        self._progress_soon()
+        _, ended = self._begin(lambda ticket: self._worker.close(link, ticket))
         await ended
 
     def failed(self, link: int) -> bool:
@@ -151,10 +149,13 @@ class UcxBackend(Backend):
             raise ConnectionError(f"UCX chose lanes on which gets are emulated ({', '.join(forbidden)}); only RDMA is allowed")
         return tuple(dict.fromkeys(f"{transport}/{device}" for transport, device in found))
 
-    def _ticket(self) -> tuple[int, asyncio.Future[int]]:
+    def _begin(self, call: Callable[[int], T]) -> tuple[T, asyncio.Future[int]]:
+        """What `call` of a new ticket returns, and the status that the ticket will end with."""
         ticket = next(self._tickets)
-        future = self._waiting[ticket] = asyncio.get_running_loop().create_future()
-        return ticket, future
+        answer = call(ticket)
+        ended = self._waiting[ticket] = asyncio.get_running_loop().create_future()
+        self._progress_soon()
+        return answer, ended
 
     def _progress(self) -> None:
         idle, ended = self._worker.progress(SLICE_NS)
@@ -176,21 +177,20 @@ class UcxBackend(Backend):
 
 
 class UcxLink(Link):
-    """One endpoint. base: where the peer's arena begins in its mover."""
+    """One endpoint."""
 
     lanes: tuple[str, ...] = ()
 
-    def __init__(self, backend: UcxBackend, number: int, base: int) -> None:
+    def __init__(self, backend: UcxBackend, number: int) -> None:
         self._backend = backend
         self._number = number
-        self._base = base
 
     @property
     def broken(self) -> bool:
         return self._backend.failed(self._number)
 
     async def gets(self, gets: Gets) -> None:
-        status = await self._backend.get(self._number, self._base, gets)
+        status = await self._backend.get(self._number, gets)
         if status != 0:
             raise ConnectionError(f"UCX: {self._backend.reason(status)}")
 
@@ -203,7 +203,6 @@ class _Descriptor:
     major: int
     minor: int
     emulated: bool
-    base: int
     address: bytes
     key: bytes
 
@@ -212,11 +211,11 @@ class _Descriptor:
         """ValueError for garbage."""
         if len(data) <= _HEAD.size or data[0] != _LAYOUT:
             raise ValueError(f"not a UCX descriptor of layout {_LAYOUT}: {len(data)} bytes")
-        _, major, minor, emulated, base, length = _HEAD.unpack_from(data)
+        _, major, minor, emulated, length = _HEAD.unpack_from(data)
         address, key = data[_HEAD.size : _HEAD.size + length], data[_HEAD.size + length :]
         if not address or len(address) != length or not key:
             raise ValueError("UCX descriptor without a whole address and key")
-        return cls(major, minor, emulated == 1, base, address, key)
+        return cls(major, minor, emulated == 1, address, key)
 
 
 def _devices() -> str:

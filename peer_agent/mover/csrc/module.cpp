@@ -105,8 +105,9 @@ PyObject* worker_address(PyObject* self, PyObject*) {
 
 PyObject* worker_map(PyObject* self, PyObject* args) {
     unsigned long long base = 0, bytes = 0;
-    if (!PyArg_ParseTuple(args, "KK:map", &base, &bytes)) return nullptr;
-    return guarded([&] { return bytes_of(worker_of(self).map(reinterpret_cast<void*>(base), bytes)); });
+    int serve = 0;
+    if (!PyArg_ParseTuple(args, "KKp:map", &base, &bytes, &serve)) return nullptr;
+    return guarded([&] { return bytes_of(worker_of(self).map(reinterpret_cast<void*>(base), bytes, serve != 0)); });
 }
 
 PyObject* worker_progress(PyObject* self, PyObject* args) {
@@ -139,13 +140,13 @@ PyObject* worker_connect(PyObject* self, PyObject* args) {
 
 PyObject* worker_get(PyObject* self, PyObject* args) {
     Buffer to, from, lengths;
-    unsigned long long link = 0, base = 0, ticket = 0;
-    if (!PyArg_ParseTuple(args, "Ky*Ky*y*K:get", &link, &to.view, &base, &from.view, &lengths.view, &ticket)) return nullptr;
+    unsigned long long link = 0, ticket = 0;
+    if (!PyArg_ParseTuple(args, "Ky*y*y*K:get", &link, &to.view, &from.view, &lengths.view, &ticket)) return nullptr;
     return guarded([&]() -> PyObject* {
         const auto here = words(to), there = words(from), bytes = words(lengths);
         if (here.size() != there.size() || here.size() != bytes.size()) throw std::invalid_argument("gets of different numbers");
         std::vector<Get> gets(here.size());
-        for (size_t i = 0; i < gets.size(); ++i) gets[i] = {here[i], base + there[i], bytes[i]};
+        for (size_t i = 0; i < gets.size(); ++i) gets[i] = {here[i], there[i], bytes[i]};
         worker_of(self).get(link, gets, ticket);
         return Py_NewRef(Py_None);
     });

@@ -19,8 +19,9 @@ struct Hello {
 struct Welcome {
     uint32_t magic, accepted;
     uint64_t link;
+    uint64_t base, bytes;  // of the memory served
 };
-static_assert(sizeof(Hello) == 32 && sizeof(Welcome) == 16);
+static_assert(sizeof(Hello) == 32 && sizeof(Welcome) == 32);
 
 uint64_t now_ns() {
     timespec t;
@@ -53,7 +54,8 @@ struct Worker::Link {
     Status status = kOk;           // why the endpoint has failed
     uint64_t connect_ticket = 0;   // 0 once reported
     uint64_t close_ticket = 0;     // 0 until asked for
-    bool welcome = false, closing = false;
+    bool closing = false;
+    uint64_t base = 0, bytes = 0;  // of the peer's memory; bytes are 0 before Welcome
     size_t batches = 0;
 };
 
@@ -111,18 +113,25 @@ std::string Worker::address() const {
     return address;
 }
 
-std::string Worker::map(void* base, size_t bytes) {
+std::string Worker::map(void* base, size_t bytes, bool serve) {
     MapParams params;
     params.field_mask = kMapAddress | kMapLength | kMapProtection;
     params.address = base;
     params.length = bytes;
-    params.prot = kLocalRead | kLocalWrite | kRemoteRead;
+    params.prot = kLocalRead | kLocalWrite | (serve ? kRemoteRead : 0);
     Mapped mapped{reinterpret_cast<uint64_t>(base), reinterpret_cast<uint64_t>(base) + bytes, nullptr};
     require(api_.mem_map(context_, &params, &mapped.handle), "register memory");
     mapped_.push_back(mapped);
+    if (!serve) return {};
+    served_base_ = mapped.begin;
+    served_bytes_ = bytes;
+    return key_of(mapped.handle);
+}
+
+std::string Worker::key_of(MemoryHandle memory) const {
     void* packed = nullptr;
     size_t packed_bytes = 0;
-    require(api_.rkey_pack(context_, mapped.handle, &packed, &packed_bytes), "pack a remote key");
+    require(api_.rkey_pack(context_, memory, &packed, &packed_bytes), "pack a remote key");
     const std::string key(static_cast<const char*>(packed), packed_bytes);
     api_.rkey_buffer_release(packed);
     return key;
@@ -167,10 +176,13 @@ uint64_t Worker::connect(const std::string& address, const std::string& key, con
 void Worker::get(uint64_t number, const std::vector<Get>& gets, uint64_t ticket) {
     const auto found = links_.find(number);
     Link* link = found == links_.end() ? nullptr : found->second.get();
-    if (link == nullptr || link->closing || !link->welcome || link->status != kOk) {
+    if (link == nullptr || link->closing || link->bytes == 0 || link->status != kOk) {
         report(ticket, link != nullptr && link->status != kOk ? link->status : kNotConnected);
         return;
     }
+    for (const Get& get : gets)
+        if (get.from > link->bytes || get.bytes > link->bytes - get.from)
+            throw std::invalid_argument("a get beyond the memory that the peer serves");
     RequestParams params;
     params.memory = memory_of(gets);
     auto* batch = new Batch{this, link, ticket, 1};  // one for the loop below: it ends nowhere else
@@ -184,7 +196,7 @@ void Worker::get(uint64_t number, const std::vector<Get>& gets, uint64_t ticket)
             break;
         }
         ++batch->under_way;
-        void* request = api_.get_nbx(link->endpoint, reinterpret_cast<void*>(get.to), get.bytes, get.from, link->key, &params);
+        void* request = api_.get_nbx(link->endpoint, reinterpret_cast<void*>(get.to), get.bytes, link->base + get.from, link->key, &params);
         if (request != nullptr && !is_error(request)) continue;
         --batch->under_way;
         if (request == nullptr) continue;
@@ -308,7 +320,7 @@ Status Worker::on_hello(void* self, const void* header, size_t bytes, void*, siz
     Hello hello;
     if (!parse(header, bytes, hello) || (params->attributes & kMessageReplyTo) == 0) return kOk;
     const bool mine = hello.incarnation == worker->incarnation_;
-    const Welcome welcome{kHelloMagic, mine ? 1U : 0U, hello.link};
+    const Welcome welcome{kHelloMagic, mine ? 1U : 0U, hello.link, mine ? worker->served_base_ : 0, mine ? worker->served_bytes_ : 0};
     worker->send(params->reply_to, kWelcomeId, &welcome, sizeof welcome, 0);
     return kOk;
 }
@@ -319,9 +331,12 @@ Status Worker::on_welcome(void* self, const void* header, size_t bytes, void*, s
     if (!parse(header, bytes, welcome)) return kOk;
     const auto found = worker->links_.find(welcome.link);
     if (found == worker->links_.end() || found->second->connect_ticket == 0) return kOk;
-    found->second->welcome = welcome.accepted == 1;
-    const int64_t status = welcome.accepted == 1 ? kOk : kNotConnected;
-    worker->report(std::exchange(found->second->connect_ticket, 0), status);
+    Link* link = found->second.get();
+    if (welcome.accepted == 1) {
+        link->base = welcome.base;
+        link->bytes = welcome.bytes;
+    }
+    worker->report(std::exchange(link->connect_ticket, 0), link->bytes != 0 ? kOk : kNotConnected);
     return kOk;
 }
 

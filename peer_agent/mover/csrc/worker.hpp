@@ -3,16 +3,18 @@
 //   reader                                                          owner
 //     | ucp_ep_create by worker address ------------------------->    |
 //     | Hello: wanted incarnation, token  (active message 1) ---->    |  is it mine?
-//     | <---- Welcome: token, yes or no   (active message 2)          |
+//     | <---- Welcome: token, yes or no, where its memory is (2) -    |
 //     | ucp_get_nbx x n ----------------------------------------->  memory
 //
 // Why the hello: a worker address and a remote key name a process's memory by numbers that a later process may use otherwise. Gets
 // that UCX emulates are answered by code that checks nothing, so a get from a dead process's address ends its successor
-// (SIGSEGV, measured). The incarnation is asked for before the first get, over the very endpoint that the gets will use.
+// (SIGSEGV, measured). The incarnation is asked for before the first get, over the very endpoint that the gets will use, and where
+// the served memory lies is taken from that answer only, never from a descriptor.
 //
 // Invariants
 // - A batch is reported (Event) exactly once, after its last request has completed: then UCX writes nothing of it any more.
-// - No get is posted on an endpoint that has failed (UCX 1.22 dereferences what is gone), nor before Welcome.
+// - No get is posted on an endpoint that has failed (UCX 1.22 dereferences what is gone), nor before Welcome, nor one that would
+//   leave the memory that Welcome named.
 // - A link goes when its endpoint is closed and its last batch has been reported; its remote key goes with it.
 // - Callbacks of UCX only change numbers and queue events; nothing is called from them that could progress the worker.
 #pragma once
@@ -39,7 +41,7 @@ struct Event {
 
 struct Get {
     uint64_t to;     // address here
-    uint64_t from;   // address there
+    uint64_t from;   // offset in the memory that the peer serves
     uint64_t bytes;
 };
 
@@ -59,8 +61,9 @@ class Worker {
     std::string address() const;
     std::string reason(int64_t status) const;
 
-    // Registers memory for gets from it (the remote key is returned) and into it. Throws std::runtime_error.
-    std::string map(void* base, size_t bytes);
+    // Registers memory for gets into it; with `serve`, which comes once, for peers' gets from it as well: the remote key is
+    // returned. Throws std::runtime_error.
+    std::string map(void* base, size_t bytes, bool serve);
 
     // Moves things along for at most budget_ns. True: nothing more to do until event_fd is readable. False: call again soon.
     bool progress(uint64_t budget_ns);
@@ -70,7 +73,8 @@ class Worker {
     // std::invalid_argument (garbage) or std::runtime_error.
     uint64_t connect(const std::string& address, const std::string& key, const Incarnation& incarnation, uint64_t ticket);
 
-    // Posts all gets; reported under `ticket`. Throws std::invalid_argument for memory of ours that is not mapped.
+    // Posts all gets; reported under `ticket`. Throws std::invalid_argument, having posted nothing, for memory of ours that is
+    // not mapped or beyond what the peer serves.
     void get(uint64_t link, const std::vector<Get>& gets, uint64_t ticket);
 
     // Ends a link; gets under way are reported as failed. Reported under `ticket` when nothing of it is left.
@@ -103,6 +107,7 @@ class Worker {
     void settle(Link* link);
     void require(Status status, const char* what) const;
     MemoryHandle memory_of(const std::vector<Get>& gets) const;
+    std::string key_of(MemoryHandle memory) const;
 
     const Api& api_;
     const Incarnation incarnation_;
@@ -110,6 +115,7 @@ class Worker {
     WorkerHandle worker_ = nullptr;
     int event_fd_ = -1;
     std::vector<Mapped> mapped_;
+    uint64_t served_base_ = 0, served_bytes_ = 0;
     std::unordered_map<uint64_t, std::unique_ptr<Link>> links_;
     std::vector<Event> events_;
     uint64_t last_link_ = 0;
