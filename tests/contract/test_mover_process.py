@@ -1,4 +1,4 @@
-"""What a mover process is and is denied (environment, descriptors, lifetime, priority), what it costs, and why one is refused."""
+"""What a mover process is and is denied (environment, descriptors, lifetime, priority), its cost, and why one is refused."""
 
 from __future__ import annotations
 
