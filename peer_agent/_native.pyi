@@ -111,6 +111,12 @@ def verify_gets(
 def payload_checksums(region: Packed, offsets: Packed, length: int) -> bytes:
     """XXH3-64 of `length` payload bytes of each slot where they lie, u64 LE."""
 
+def reserved_payloads(region: Packed, offsets: Packed, length: int) -> bytes:
+    """Addresses (u64 LE) of the payloads of slots that are reserved (odd), distinct, and hold `length` bytes; else ValueError.
+
+    For copies that a device makes; the caller keeps the region mapped until they have ended.
+    """
+
 def verify_blocks(
     region: Packed, records: Packed, namespace_digest: Packed, fingerprints: Packed, width: int, check: bool
 ) -> bytes:

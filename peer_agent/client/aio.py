@@ -27,8 +27,10 @@ from peer_agent.client.attachment import Attachment, attach_request, bounded_s, 
 from peer_agent.client.buffers import CallerMemory
 from peer_agent.client.device import DeviceCopier, caller_memory
 from peer_agent.client.engine import ATTACH_PAUSE_S, DEADLINE_S, GIVE_UP_S, LEASE_S
+from peer_agent.client.pool_table import PoolTable, register_request
+from peer_agent.client.registered import REGISTER_S, AsyncRegisteredPool
 from peer_agent.client.results import LoadResult, LookupResult, StoreResult, missed, not_stored
-from peer_agent.memory.device import Device
+from peer_agent.memory.device import Device, DevicePool
 from peer_agent.v1 import engine_pb2, engine_pb2_grpc
 
 T = TypeVar("T")
@@ -207,6 +209,16 @@ class Engine:
             return 0
         return pinned
 
+    async def register_pool(self, pool: DevicePool, *, timeout_s: float = REGISTER_S) -> AsyncRegisteredPool:
+        """Makes device memory known to the agent, so that blocks published from it can be had from there (tier gpu)."""
+        attachment = self._session()
+        if attachment is None:
+            raise self._failure
+        request = register_request(pool, session=attachment.session)
+        answer = await self._rpc("RegisterPool", request, time.monotonic() + timeout_s)
+        table = PoolTable(pool, answer, session=attachment.session, namespace_digest=self.namespace.digest)
+        return AsyncRegisteredPool(table, self._rpc, self._in_thread, deadline_s=self._deadline_s)
+
     # internals
 
     def _memory(self, blocks: Any, count: int, *, writable: bool) -> CallerMemory:
@@ -243,6 +255,9 @@ class Engine:
 
     def _is_large(self, blocks: int) -> bool:
         return blocks * self.namespace.block_bytes > INLINE_BYTES
+
+    async def _in_thread(self, work: Callable[[], None]) -> None:
+        await self._copy(work, in_thread=True)
 
     async def _copy(self, copy: Callable[[], T], *, in_thread: bool) -> T:
         if not in_thread:

@@ -32,6 +32,7 @@ from kvdir.errors import DeadlineExceeded, InvalidInput, KvdirError
 from kvdir.obs.logs import say
 from peer_agent import _native
 from peer_agent.client.buffers import CallerMemory, Keep, Wanted, memory_of
+from peer_agent.core.records import BLOCK_RECORD
 from peer_agent.memory.device import Array, Device, DeviceError, DevicePool, Event
 from peer_agent.memory.layout import HEADER_BYTES
 from peer_agent.transport.base import ReadStatus
@@ -60,6 +61,11 @@ class DeviceBlocks:
 
     def __len__(self) -> int:
         return len(self.slots)
+
+    def await_ready(self, until_s: float) -> None:
+        """Raises DeadlineExceeded when `ready` is not done by time.monotonic() until_s, or only just."""
+        if not self.ready.wait(until_s - time.monotonic()) or time.monotonic() >= until_s:
+            raise DeadlineExceeded("the deadline passed before the `ready` event of these device blocks was done")
 
     @property
     def busy(self) -> bool:
@@ -162,8 +168,8 @@ class DeviceMemory:
         self, region: memoryview, offsets: bytes, positions: Array, *, block_bytes: int, until_s: float, keep: Keep
     ) -> bytes:
         self._await_turn(until_s)
-        slots, host = self._blocks.slots[positions], _payloads(region, np.frombuffer(offsets, "<u8"))
-        event = self._copier.to_host(self._blocks.pool, slots, host)
+        host = np.frombuffer(_native.reserved_payloads(region, offsets, block_bytes), np.uint64)
+        event = self._copier.to_host(self._blocks.pool, self._blocks.slots[positions], host)
         if not event.wait(until_s - time.monotonic()):
             self._outlive(event, keep)
             raise DeadlineExceeded(f"{self._copier.device.name} did not finish the copy by the deadline")
@@ -190,7 +196,8 @@ class DeviceMemory:
         """How many of the chosen blocks were seen complete by until_s, first ones first."""
         pool = self._blocks.pool
         slots = self._blocks.slots[wanted.positions[chosen]]
-        host = _payloads(region, np.frombuffer(wanted.records, "<u8")[::4][chosen])
+        base = np.frombuffer(region, np.uint8).ctypes.data
+        host = np.frombuffer(wanted.records, BLOCK_RECORD)["offset"][chosen].astype(np.uint64) + np.uint64(base + HEADER_BYTES)
         step = max(1, CHUNK_BYTES // pool.block_bytes)
         marks: list[Event] = []
         try:
@@ -209,8 +216,7 @@ class DeviceMemory:
 
     def _await_turn(self, until_s: float) -> None:
         self._copier.await_quiet(until_s)
-        if not self._blocks.ready.wait(until_s - time.monotonic()) or time.monotonic() >= until_s:
-            raise DeadlineExceeded("the deadline passed before the `ready` event of these device blocks was done")
+        self._blocks.await_ready(until_s)
 
     def _outlive(self, event: Event, keep: Keep) -> None:
         self.late = True
@@ -228,12 +234,6 @@ def caller_memory(blocks: Any, copier: DeviceCopier | None, *, count: int, block
 
 def _verify(region: memoryview, wanted: Wanted, *, check: bool) -> bytes:
     return _native.verify_blocks(region, wanted.records, wanted.namespace_digest, wanted.fingerprints, wanted.width, check)
-
-
-def _payloads(region: memoryview, offsets: Array) -> Array:
-    """Addresses of the payloads of slots at these offsets, u64."""
-    base = np.frombuffer(region, np.uint8).ctypes.data
-    return offsets.astype(np.uint64) + np.uint64(base + HEADER_BYTES)
 
 
 def _ended(event: Event, timeout_s: float = 0.0) -> bool:

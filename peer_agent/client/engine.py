@@ -28,8 +28,10 @@ from kvdir.rpc.status import from_rpc_error
 from peer_agent.client.attachment import Attachment, attach_request, bounded_s, lookup_result
 from peer_agent.client.buffers import CallerMemory
 from peer_agent.client.device import DeviceCopier, caller_memory
+from peer_agent.client.pool_table import PoolTable, register_request
+from peer_agent.client.registered import REGISTER_S, RegisteredPool
 from peer_agent.client.results import LoadResult, LookupResult, StoreResult, missed, not_stored
-from peer_agent.memory.device import Device
+from peer_agent.memory.device import Device, DevicePool
 from peer_agent.v1 import engine_pb2, engine_pb2_grpc
 
 DEADLINE_S = 1.0
@@ -222,6 +224,19 @@ class Engine:
             self._note(error, attachment)
             return 0
         return pinned
+
+    def register_pool(self, pool: DevicePool, *, timeout_s: float = REGISTER_S) -> RegisteredPool:
+        """Makes device memory known to the agent, so that blocks published from it can be had from there (tier gpu).
+
+        Raises KvdirError: no agent, or a pool or device that does not work here, and why.
+        """
+        attachment = self._session()
+        if attachment is None:
+            raise self._failure
+        request = register_request(pool, session=attachment.session)
+        answer = self._rpc("RegisterPool", request, time.monotonic() + timeout_s)
+        table = PoolTable(pool, answer, session=attachment.session, namespace_digest=self.namespace.digest)
+        return RegisteredPool(table, self._rpc, deadline_s=self._deadline_s)
 
     # internals
 

@@ -25,6 +25,8 @@ from peer_agent.core.figures import UNKNOWN, PathFigures
 
 CLEARLY_EARLIER = 0.9
 """A further source must bring the predicted finish below this share of what it is without it,"""
+SERVED_TIERS = (int(Tier.GPU), int(Tier.CPU))
+
 LOCK_COST_S = 1e-3
 """and save at least this: what one more lock costs its owner and us."""
 
@@ -88,7 +90,7 @@ class Nominee:
 
 
 def claims(runs: bytes, sets: Sequence[bytes], nodes: Sequence[NodeTrust]) -> list[Claim]:
-    """Claims per node, on the tier that agents serve, from a lookup (LookupResponse.runs, HolderSet.holders, nodes)."""
+    """Claims per node, on the tiers that agents serve, from a lookup (LookupResponse.runs, HolderSet.holders, nodes)."""
     found: dict[int, list[Positions]] = {}
     members = [_members(holders) for holders in sets]
     for start, count, number in np.frombuffer(runs, _RUN).tolist():
@@ -99,9 +101,9 @@ def claims(runs: bytes, sets: Sequence[bytes], nodes: Sequence[NodeTrust]) -> li
 
 
 def _members(holders: bytes) -> list[int]:
-    """Indices of the nodes of a holder set that hold on the CPU tier."""
+    """Indices of the nodes of a holder set that hold on a tier that agents serve (gpu: staged by the owner when asked)."""
     packed = np.frombuffer(holders, "<u4")
-    return np.unique(packed[(packed & 0xFF) == Tier.CPU] >> 8).tolist()  # type: ignore[no-any-return]
+    return np.unique(packed[np.isin(packed & 0xFF, SERVED_TIERS)] >> 8).tolist()  # type: ignore[no-any-return]
 
 
 def choose(

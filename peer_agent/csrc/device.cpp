@@ -19,6 +19,15 @@ void payload_checksums(const Region& region, const uint64_t* offsets, size_t cou
     for (size_t i = 0; i < count; ++i) checksums[i] = hash64(region.payload(offsets[i]), length);
 }
 
+void reserved_payloads(const Region& region, const uint64_t* offsets, size_t count, uint64_t length, uint64_t* addresses) {
+    require_slots(region, offsets, count, length);
+    for (size_t i = 0; i < count; ++i) {
+        if (load_generation(region.slot(offsets[i])) % 2 == 0)
+            throw std::invalid_argument("slot at offset " + std::to_string(offsets[i]) + " is not reserved; begin_write first");
+        addresses[i] = reinterpret_cast<uint64_t>(region.payload(offsets[i]));
+    }
+}
+
 void verify_blocks(const Source& source, const Record* records, const Blocks& blocks, bool check, uint8_t* statuses) {
     for (size_t i = 0; i < blocks.count; ++i) statuses[i] = verify_block(source, records[i], blocks[i], check);
 }

@@ -12,6 +12,10 @@ namespace kvdir {
 // XXH3-64 of `length` payload bytes of each slot of ours. Offsets are checked as in copy.hpp.
 void payload_checksums(const Region& region, const uint64_t* offsets, size_t count, uint64_t length, uint64_t* checksums);
 
+// Addresses of the payloads of slots of ours that hold `length` bytes and are reserved, for a device to write to. Offsets are
+// checked as in copy.hpp; none comes twice.
+void reserved_payloads(const Region& region, const uint64_t* offsets, size_t count, uint64_t length, uint64_t* addresses);
+
 // As read_blocks without the copy: is what the records name there now, with the right bytes if `check`? A block that is OK
 // before and after somebody else read it (a device's copy engine, say) did not change meanwhile.
 void verify_blocks(const Source& source, const Record* records, const Blocks& blocks, bool check, uint8_t* statuses);

@@ -22,6 +22,19 @@ PyObject* py_payload_checksums(PyObject*, PyObject* args, PyObject* kwargs) {
     });
 }
 
+PyObject* py_reserved_payloads(PyObject*, PyObject* args, PyObject* kwargs) {
+    static const char* const names[] = {"region", "offsets", "length", nullptr};
+    Buffer region, offsets;
+    unsigned int length = 0;
+    if (!parse(args, kwargs, "w*y*I:reserved_payloads", names, &region.view, &offsets.view, &length)) return nullptr;
+    return guarded(PyExc_RuntimeError, [&]() -> PyObject* {
+        const auto at = unpack<uint64_t>(offsets, "offsets");
+        std::vector<uint64_t> addresses(at.size());
+        reserved_payloads(region.region(), at.data(), at.size(), length, addresses.data());
+        return bytes_from(addresses);
+    });
+}
+
 PyObject* py_verify_blocks(PyObject*, PyObject* args, PyObject* kwargs) {
     static const char* const names[] = {"region", "records", "namespace_digest", "fingerprints", "width", "check", nullptr};
     Buffer region, records, digest, fingerprints;
@@ -68,6 +81,7 @@ PyObject* py_begin_copies(PyObject*, PyObject* args, PyObject* kwargs) {
 
 PyMethodDef functions[] = {
     {"payload_checksums", method(py_payload_checksums), METH_VARARGS | METH_KEYWORDS, "XXH3-64 of slots' payloads where they lie."},
+    {"reserved_payloads", method(py_reserved_payloads), METH_VARARGS | METH_KEYWORDS, "Addresses of reserved slots' payloads."},
     {"verify_blocks", method(py_verify_blocks), METH_VARARGS | METH_KEYWORDS, "Verifies blocks where they lie."},
     {"begin_copies", method(py_begin_copies), METH_VARARGS | METH_KEYWORDS, "Queues asynchronous copies of a device's driver."},
     {nullptr, nullptr, 0, nullptr},

@@ -14,6 +14,7 @@ Implementations: memory/gpu.py (CUDA), memory/device_fake.py (tests). Does not: 
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -102,6 +103,10 @@ class Device(Protocol):
     def name(self) -> str:
         """For people, such as "cuda:0"."""
 
+    @property
+    def identity(self) -> str:
+        """What another process of this host gives to `make_device` to have the same device; "KIND:WHICH"."""
+
     def allocate(self, *, slots: int, segment_bytes: Sequence[int]) -> DevicePool:
         """A new dedicated pool with one segment per entry. DeviceError when there is no room."""
 
@@ -137,4 +142,17 @@ class Device(Protocol):
 
 
 HANDLE_BYTES = 64 << 10
-"""The largest handle that anybody has to accept; some 150 bytes a segment."""
+"""The largest handle that anybody has to accept; some 100 bytes a segment."""
+
+KINDS = {"cuda": "peer_agent.memory.gpu:CudaDevice", "fake": "peer_agent.memory.device_fake:FakeDevice"}
+"""Kinds of devices and where they are; imported only when one is made."""
+
+
+def make_device(identity: str) -> Device:
+    """The device that another process means. DeviceError: an unknown kind, or not to be had here, and why."""
+    kind, _, which = identity.partition(":")
+    if kind not in KINDS:
+        raise DeviceError(f"unknown kind of device {kind!r}; known are {', '.join(KINDS)}")
+    module, _, name = KINDS[kind].partition(":")
+    made: Device = getattr(importlib.import_module(module), name).at(which)
+    return made

@@ -79,8 +79,8 @@ class FakeStream:
 class FakeDevice:
     """See the module docstring. faults: rules of the port that a caller has broken; a test asserts that there are none."""
 
-    def __init__(self, *, seed: int = 0, stepped: bool = False, name: str = "fake:0") -> None:
-        self.name = name
+    def __init__(self, *, seed: int = 0, stepped: bool = False) -> None:
+        self.name = self.identity = f"fake:{seed}"
         self.faults: list[str] = []
         self.pageable_bytes = 0
         self._random = random.Random(seed)
@@ -94,6 +94,11 @@ class FakeDevice:
         self._thread = None if stepped else threading.Thread(target=self._run, name="fake-device", daemon=True)
         if self._thread is not None:
             self._thread.start()
+
+    @classmethod
+    def at(cls, which: str) -> Self:
+        """See memory/device.py make_device."""
+        return cls(seed=int(which) if which.isdigit() else 0)
 
     # the port
 

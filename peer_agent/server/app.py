@@ -35,6 +35,7 @@ from peer_agent.memory import presence
 from peer_agent.memory.arena import Arena
 from peer_agent.server.capacity import capacity_document, plan_arena
 from peer_agent.server.config import AgentConfig, join_address, split_address
+from peer_agent.server.device_movers import DeviceMovers
 from peer_agent.server.directory import Coordinators
 from peer_agent.server.engine_service import EngineService
 from peer_agent.server.identity import Identity, Limits
@@ -45,6 +46,7 @@ from peer_agent.server.peer_service import PeerService
 from peer_agent.server.peers import Peers
 from peer_agent.server.publishing import Publishing
 from peer_agent.server.reader import Reader
+from peer_agent.server.staging import MAX_STAGINGS, Stager
 from peer_agent.server.store import Store
 from peer_agent.server.tasks import OwnedTasks
 from peer_agent.server.ticker import run_ticker
@@ -102,6 +104,7 @@ class Agent:
         self.epoch = secrets.randbits(64) or 1
         self.ready: Ready
         self.store: Store
+        self.stager: Stager
         self.reader: Reader
         self.publishing: Publishing
         self._stack = contextlib.AsyncExitStack()
@@ -142,6 +145,7 @@ class Agent:
             max_events=config.queue_events, max_bytes=config.ring_bytes, sketches=OwnerSketches(lambda: Sketch(SKETCH_CELLS))
         )
         self.store = self._build_store(arena, {item.namespace.digest: item.namespace for item in served}, outbox)
+        self.stager = self._build_stager(arena, outbox)
         planes = self._build_planes(arena)
         await self._export(planes)
         self.store.planes = tuple(planes.values())
@@ -205,6 +209,7 @@ class Agent:
             parts.arena.region,
             self._identity(parts.arena),
             self._limits(),
+            stager=self.stager,
             offers=partial(current_offers, parts.planes),
             owner_seq=lambda: parts.outbox.last_seq,
         )
@@ -215,6 +220,7 @@ class Agent:
         return EngineService(
             self.store,
             self.reader,
+            self.stager,
             parts.directory,
             self._identity(parts.arena),
             self._limits(),
@@ -244,6 +250,15 @@ class Agent:
             max_locks=self.config.max_locks,
             max_fingerprints=self.config.max_fingerprints,
         )
+
+    def _build_stager(self, arena: Arena, outbox: OwnerOutbox) -> Stager:
+        """Its movers end first, so that what they were asked for ends, too."""
+        tasks, movers = OwnedTasks(limit=MAX_STAGINGS), DeviceMovers(arena, kinds=self.config.devices)
+        stager = Stager(self.store, movers, table_path=arena.path, epoch=self.epoch, publish=outbox.append, tasks=tasks)
+        self._stack.callback(stager.close)
+        self._stack.push_async_callback(tasks.close, timeout_s=self.config.grace_s)
+        self._stack.push_async_callback(movers.close)
+        return stager
 
     def _build_planes(self, arena: Arena) -> dict[str, Transport]:
         host, port = split_address(self.config.data_listen)
@@ -307,6 +322,7 @@ class Agent:
             identity,
             outbox,
             self.store,
+            self.stager.pools,
             read_bytes_per_s=lambda: self.reader.counters.read_bytes_per_s,
             loss=self.config.event_loss,
             rng=random.Random(self.epoch),

@@ -67,6 +67,10 @@ class AgentConfig:
         False, "TESTING ONLY: ucx without RDMA, on loopback, where any local process may read all of the arena."
     )
 
+    devices: tuple[str, ...] = setting(
+        ("cuda",), "Kinds of devices whose memory engines may register (tier gpu): cuda; fake, for tests.", metavar="NAMES"
+    )
+
     max_fingerprints: int = setting(
         65_536, "Fingerprints in one request; more are refused. Each holds up the others for some 3 us."
     )

@@ -24,14 +24,16 @@ from kvdir.rpc.lookup_codec import decode_fingerprints, encode_trust
 from peer_agent.core.effects import Occupancy
 from peer_agent.core.inventory import AGENT
 from peer_agent.core.schedule import Priority
+from peer_agent.server.device_calls import STAGE_SHARE, DeviceCalls
 from peer_agent.server.explaining import explanation_json
 from peer_agent.server.identity import Identity, Limits
 from peer_agent.server.load import Directory
 from peer_agent.server.namespaces import explain_unknown
 from peer_agent.server.reader import Reader
+from peer_agent.server.staging import Stager
 from peer_agent.server.store import Store
 from peer_agent.server.tasks import OwnedTasks
-from peer_agent.v1 import engine_pb2, engine_pb2_grpc
+from peer_agent.v1 import engine_pb2
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +48,7 @@ class _Session:
     prefill_tokens_per_s: float
 
 
-class EngineService(engine_pb2_grpc.EngineServicer):
+class EngineService(DeviceCalls):
     """is_writing: whether the engine of a session holds its presence lock. publishing: in words, for Inventory.
 
     prefill_tokens_per_s: by namespace digest, for engines that do not say it.
@@ -56,6 +58,7 @@ class EngineService(engine_pb2_grpc.EngineServicer):
         self,
         store: Store,
         reader: Reader,
+        stager: Stager,
         directory: Directory | None,
         identity: Identity,
         limits: Limits,
@@ -67,6 +70,7 @@ class EngineService(engine_pb2_grpc.EngineServicer):
     ) -> None:
         self._store = store
         self._reader = reader
+        self._stager = stager
         self._directory = directory
         self._identity = identity
         self._limits = limits
@@ -117,6 +121,7 @@ class EngineService(engine_pb2_grpc.EngineServicer):
         finally:
             del self._sessions[session]
             writing = self._is_writing(session)
+            self._stager.end_session(session)
             self._store.end_session(session, writing=writing)
             say(log, logging.INFO, "engine detached", engine=request.engine, session=f"{session:x}", writing=writing)
 
@@ -154,9 +159,7 @@ class EngineService(engine_pb2_grpc.EngineServicer):
     async def Lookup(self, request: engine_pb2.EngineLookupRequest, context: Context) -> engine_pb2.EngineLookupResponse:
         digest = self._namespace_of(request.session)
         fingerprints = decode_fingerprints(request.fingerprints)
-        answer = engine_pb2.EngineLookupResponse(
-            protocol_version=PROTOCOL_VERSION, local=self._store.present(digest, fingerprints)
-        )
+        answer = engine_pb2.EngineLookupResponse(protocol_version=PROTOCOL_VERSION, local=self._local(digest, fingerprints))
         if request.deadline_ms and self._directory is not None:
             await self._nominate(answer, digest, fingerprints, self._deadline_s(request.deadline_ms, context))
         if not answer.nominated:
@@ -168,11 +171,14 @@ class EngineService(engine_pb2_grpc.EngineServicer):
         self._store.unlock(request.release, session=request.session)
         self._store.admit_lock(for_peers=False)
         lease_s = self._limits.lease_s(request.lease_ms)
+        fingerprints = decode_fingerprints(request.fingerprints)
+        timeout_s = self._deadline_s(request.deadline_ms, context)
+        staged_s = await self._stager.stage(session.namespace_digest, fingerprints, timeout_s=timeout_s * STAGE_SHARE)
         load = await self._reader.load(
             session.namespace_digest,
-            decode_fingerprints(request.fingerprints),
+            fingerprints,
             session=request.session,
-            timeout_s=self._deadline_s(request.deadline_ms, context),
+            timeout_s=timeout_s - staged_s,
             lease_s=lease_s,
             local_only=request.local_only,
             prefill_tokens_per_s=session.prefill_tokens_per_s,
@@ -211,16 +217,8 @@ class EngineService(engine_pb2_grpc.EngineServicer):
     async def Prefetch(self, request: engine_pb2.PrefetchRequest, context: Context) -> engine_pb2.PrefetchResponse:
         session = self._session(request.session)
         fingerprints = decode_fingerprints(request.fingerprints)
-        local = self._store.present(session.namespace_digest, fingerprints).count(1)
-        work = self._reader.load(
-            session.namespace_digest,
-            fingerprints,
-            session=AGENT,
-            timeout_s=self._deadline_s(request.deadline_ms, None),
-            lease_s=0.0,
-            priority=Priority.PREFETCH,
-            prefill_tokens_per_s=session.prefill_tokens_per_s,
-        )
+        local = self._local(session.namespace_digest, fingerprints).count(1)
+        work = self._prefetch(session, fingerprints, timeout_s=self._deadline_s(request.deadline_ms, None))
         started = self._prefetches.start(work, name="prefetch")
         accepted = len(fingerprints) - local if started is not None else 0
         return engine_pb2.PrefetchResponse(protocol_version=PROTOCOL_VERSION, accepted=accepted, local=local)
@@ -245,6 +243,24 @@ class EngineService(engine_pb2_grpc.EngineServicer):
         )
 
     # internals
+
+    async def _prefetch(self, session: _Session, fingerprints: Fingerprints, *, timeout_s: float) -> None:
+        digest = session.namespace_digest
+        staged_s = await self._stager.stage(digest, fingerprints, timeout_s=timeout_s * STAGE_SHARE)
+        await self._reader.load(
+            digest,
+            fingerprints,
+            session=AGENT,
+            timeout_s=timeout_s - staged_s,
+            lease_s=0.0,
+            priority=Priority.PREFETCH,
+            prefill_tokens_per_s=session.prefill_tokens_per_s,
+        )
+
+    def _local(self, digest: bytes, fingerprints: Fingerprints) -> bytes:
+        """One byte per fingerprint: 1 if it is in the arena or in a device of this host."""
+        here = np.frombuffer(self._store.present(digest, fingerprints), np.uint8)
+        return (here | np.frombuffer(self._stager.present(digest, fingerprints), np.uint8)).tobytes()
 
     def _namespace_of(self, session: int) -> bytes:
         return self._session(session).namespace_digest

@@ -19,7 +19,9 @@ from peer_agent.core.effects import BLOCK_RECORD_BYTES
 from peer_agent.core.inventory import PEERS
 from peer_agent.core.records import BLOCK_RECORD
 from peer_agent.memory.layout import HEADER_BYTES
+from peer_agent.server.device_calls import STAGE_SHARE
 from peer_agent.server.identity import Identity, Limits
+from peer_agent.server.staging import Stager
 from peer_agent.server.store import Store
 from peer_agent.v1 import peer_pb2, peer_pb2_grpc
 
@@ -36,6 +38,7 @@ class PeerService(peer_pb2_grpc.PeerServicer):
         identity: Identity,
         limits: Limits,
         *,
+        stager: Stager,
         offers: Callable[[], Awaitable[Mapping[str, bytes]]],
         owner_seq: Callable[[], int],
     ) -> None:
@@ -43,6 +46,7 @@ class PeerService(peer_pb2_grpc.PeerServicer):
         self._region = region
         self._identity = identity
         self._limits = limits
+        self._stager = stager
         self._offers = offers
         self._owner_seq = owner_seq
 
@@ -66,9 +70,10 @@ class PeerService(peer_pb2_grpc.PeerServicer):
         self._store.namespace(request.namespace_digest)
         self._store.admit_lock(for_peers=True)
         lease_s = self._limits.lease_s(request.lease_ms)
-        locked = self._store.lock(
-            request.namespace_digest, decode_fingerprints(request.fingerprints), session=PEERS, lease_s=lease_s
-        )
+        fingerprints = decode_fingerprints(request.fingerprints)
+        timeout_s = self._limits.deadline_s(0, context.time_remaining())
+        await self._stager.stage(request.namespace_digest, fingerprints, timeout_s=timeout_s * STAGE_SHARE)
+        locked = self._store.lock(request.namespace_digest, fingerprints, session=PEERS, lease_s=lease_s)
         return peer_pb2.LockResponse(
             protocol_version=PROTOCOL_VERSION,
             epoch=self._identity.epoch,

@@ -16,6 +16,7 @@ from kvdir.core.event import Event, EvictRequest, EvictResult, HeartbeatFigures,
 from kvdir.core.outbox import OwnerOutbox
 from kvdir.location import StreamState, Tier
 from kvdir.obs.logs import say
+from peer_agent.core.device_pool import DevicePools
 from peer_agent.server.store import Store
 
 log = logging.getLogger(__name__)
@@ -33,12 +34,14 @@ class Publishing:
         identity: PublisherIdentity,
         outbox: OwnerOutbox,
         store: Store,
+        pools: DevicePools,
         *,
         read_bytes_per_s: Callable[[], float],
         loss: float,
         rng: random.Random,
     ) -> None:
         self._store = store
+        self._pools = pools
         self._read_bytes_per_s = read_bytes_per_s
         self._outbox = outbox
         self._node = identity.node
@@ -110,9 +113,10 @@ class Publishing:
         The sketches are made anew from it, so that a fault of theirs ends here too.
         """
         entries = [
-            Event.stored(Tier.CPU, digest, fingerprints)
+            Event.stored(tier, digest, fingerprints)
+            for tier, held in ((Tier.CPU, self._store.held), (Tier.GPU, self._pools.held))
             for digest in self._store.namespaces
-            for fingerprints in self._store.held(digest)
+            for fingerprints in held(digest)
         ]
         if self._outbox.sketches is not None:
             self._outbox.sketches.restate(entries)
@@ -146,7 +150,10 @@ class Publishing:
         return HeartbeatFigures(
             used_bytes=sum(item.committed * item.block_bytes for item in occupancy),
             capacity_bytes=sum(item.slots * item.block_bytes for item in occupancy),
-            counts=tuple(OwnerCount(item.namespace_digest, Tier.CPU, item.committed) for item in occupancy),
+            counts=(
+                *(OwnerCount(item.namespace_digest, Tier.CPU, item.committed) for item in occupancy),
+                *(OwnerCount(digest, Tier.GPU, blocks) for digest, blocks in self._pools.counts()),
+            ),
             oldest_use_ms=int(1000 * self._store.oldest_use_s()),
             read_bytes_per_s=int(self._read_bytes_per_s()),
         )

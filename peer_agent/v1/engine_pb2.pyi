@@ -263,6 +263,84 @@ class PinResponse(_message.Message):
     pinned: int
     def __init__(self, protocol_version: _Optional[int] = ..., pinned: _Optional[int] = ...) -> None: ...
 
+class RegisterPoolRequest(_message.Message):
+    __slots__ = ("session", "device", "handle", "slots", "block_bytes")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    device: str
+    handle: bytes
+    slots: int
+    block_bytes: int
+    def __init__(self, session: _Optional[int] = ..., device: _Optional[str] = ..., handle: _Optional[bytes] = ..., slots: _Optional[int] = ..., block_bytes: _Optional[int] = ...) -> None: ...
+
+class RegisterPoolResponse(_message.Message):
+    __slots__ = ("protocol_version", "pool", "table_path", "table_id")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    TABLE_PATH_FIELD_NUMBER: _ClassVar[int]
+    TABLE_ID_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    pool: int
+    table_path: str
+    table_id: bytes
+    def __init__(self, protocol_version: _Optional[int] = ..., pool: _Optional[int] = ..., table_path: _Optional[str] = ..., table_id: _Optional[bytes] = ...) -> None: ...
+
+class PublishDeviceRequest(_message.Message):
+    __slots__ = ("session", "pool", "fingerprints", "slots", "generations")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINTS_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    GENERATIONS_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    pool: int
+    fingerprints: _common_pb2.Fingerprints
+    slots: bytes
+    generations: bytes
+    def __init__(self, session: _Optional[int] = ..., pool: _Optional[int] = ..., fingerprints: _Optional[_Union[_common_pb2.Fingerprints, _Mapping]] = ..., slots: _Optional[bytes] = ..., generations: _Optional[bytes] = ...) -> None: ...
+
+class PublishDeviceResponse(_message.Message):
+    __slots__ = ("protocol_version",)
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    def __init__(self, protocol_version: _Optional[int] = ...) -> None: ...
+
+class WithdrawDeviceRequest(_message.Message):
+    __slots__ = ("session", "pool", "slots", "deadline_ms")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    pool: int
+    slots: bytes
+    deadline_ms: int
+    def __init__(self, session: _Optional[int] = ..., pool: _Optional[int] = ..., slots: _Optional[bytes] = ..., deadline_ms: _Optional[int] = ...) -> None: ...
+
+class WithdrawDeviceResponse(_message.Message):
+    __slots__ = ("protocol_version", "reading")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    READING_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    reading: int
+    def __init__(self, protocol_version: _Optional[int] = ..., reading: _Optional[int] = ...) -> None: ...
+
+class UnregisterPoolRequest(_message.Message):
+    __slots__ = ("session", "pool")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    pool: int
+    def __init__(self, session: _Optional[int] = ..., pool: _Optional[int] = ...) -> None: ...
+
+class UnregisterPoolResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class InventoryRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -79,6 +79,26 @@ class EngineStub(object):
                 request_serializer=peer__agent_dot_v1_dot_engine__pb2.PinRequest.SerializeToString,
                 response_deserializer=peer__agent_dot_v1_dot_engine__pb2.PinResponse.FromString,
                 _registered_method=True)
+        self.RegisterPool = channel.unary_unary(
+                '/peer_agent.v1.Engine/RegisterPool',
+                request_serializer=peer__agent_dot_v1_dot_engine__pb2.RegisterPoolRequest.SerializeToString,
+                response_deserializer=peer__agent_dot_v1_dot_engine__pb2.RegisterPoolResponse.FromString,
+                _registered_method=True)
+        self.PublishDevice = channel.unary_unary(
+                '/peer_agent.v1.Engine/PublishDevice',
+                request_serializer=peer__agent_dot_v1_dot_engine__pb2.PublishDeviceRequest.SerializeToString,
+                response_deserializer=peer__agent_dot_v1_dot_engine__pb2.PublishDeviceResponse.FromString,
+                _registered_method=True)
+        self.WithdrawDevice = channel.unary_unary(
+                '/peer_agent.v1.Engine/WithdrawDevice',
+                request_serializer=peer__agent_dot_v1_dot_engine__pb2.WithdrawDeviceRequest.SerializeToString,
+                response_deserializer=peer__agent_dot_v1_dot_engine__pb2.WithdrawDeviceResponse.FromString,
+                _registered_method=True)
+        self.UnregisterPool = channel.unary_unary(
+                '/peer_agent.v1.Engine/UnregisterPool',
+                request_serializer=peer__agent_dot_v1_dot_engine__pb2.UnregisterPoolRequest.SerializeToString,
+                response_deserializer=peer__agent_dot_v1_dot_engine__pb2.UnregisterPoolResponse.FromString,
+                _registered_method=True)
         self.Inventory = channel.unary_unary(
                 '/peer_agent.v1.Engine/Inventory',
                 request_serializer=peer__agent_dot_v1_dot_engine__pb2.InventoryRequest.SerializeToString,
@@ -155,6 +175,37 @@ class EngineServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RegisterPool(self, request, context):
+        """Tier gpu: makes device memory of the engine known, from which the agent serves blocks that were published. The agent's
+        mover process opens it; the agent itself never does. Ends with UnregisterPool or the session.
+        Errors: INVALID_ARGUMENT sizes that do not fit the namespace; FAILED_PRECONDITION the device cannot be opened, and why.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PublishDevice(self, request, context):
+        """Slots hold blocks from now on. Only after the event of the kernels that wrote them was seen done, and their generations
+        in the pool's table made even.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WithdrawDevice(self, request, context):
+        """Slots hold no block any more. The engine makes their generations odd first and may overwrite them at once: whoever copies
+        them meanwhile throws it away. Waits up to deadline_ms until nobody copies them any more.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnregisterPool(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Inventory(self, request, context):
         """What the agent holds, per namespace; for people and tools, needs no session.
         """
@@ -209,6 +260,26 @@ def add_EngineServicer_to_server(servicer, server):
                     servicer.Pin,
                     request_deserializer=peer__agent_dot_v1_dot_engine__pb2.PinRequest.FromString,
                     response_serializer=peer__agent_dot_v1_dot_engine__pb2.PinResponse.SerializeToString,
+            ),
+            'RegisterPool': grpc.unary_unary_rpc_method_handler(
+                    servicer.RegisterPool,
+                    request_deserializer=peer__agent_dot_v1_dot_engine__pb2.RegisterPoolRequest.FromString,
+                    response_serializer=peer__agent_dot_v1_dot_engine__pb2.RegisterPoolResponse.SerializeToString,
+            ),
+            'PublishDevice': grpc.unary_unary_rpc_method_handler(
+                    servicer.PublishDevice,
+                    request_deserializer=peer__agent_dot_v1_dot_engine__pb2.PublishDeviceRequest.FromString,
+                    response_serializer=peer__agent_dot_v1_dot_engine__pb2.PublishDeviceResponse.SerializeToString,
+            ),
+            'WithdrawDevice': grpc.unary_unary_rpc_method_handler(
+                    servicer.WithdrawDevice,
+                    request_deserializer=peer__agent_dot_v1_dot_engine__pb2.WithdrawDeviceRequest.FromString,
+                    response_serializer=peer__agent_dot_v1_dot_engine__pb2.WithdrawDeviceResponse.SerializeToString,
+            ),
+            'UnregisterPool': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnregisterPool,
+                    request_deserializer=peer__agent_dot_v1_dot_engine__pb2.UnregisterPoolRequest.FromString,
+                    response_serializer=peer__agent_dot_v1_dot_engine__pb2.UnregisterPoolResponse.SerializeToString,
             ),
             'Inventory': grpc.unary_unary_rpc_method_handler(
                     servicer.Inventory,
@@ -459,6 +530,114 @@ class Engine(object):
             '/peer_agent.v1.Engine/Pin',
             peer__agent_dot_v1_dot_engine__pb2.PinRequest.SerializeToString,
             peer__agent_dot_v1_dot_engine__pb2.PinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RegisterPool(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/peer_agent.v1.Engine/RegisterPool',
+            peer__agent_dot_v1_dot_engine__pb2.RegisterPoolRequest.SerializeToString,
+            peer__agent_dot_v1_dot_engine__pb2.RegisterPoolResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PublishDevice(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/peer_agent.v1.Engine/PublishDevice',
+            peer__agent_dot_v1_dot_engine__pb2.PublishDeviceRequest.SerializeToString,
+            peer__agent_dot_v1_dot_engine__pb2.PublishDeviceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WithdrawDevice(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/peer_agent.v1.Engine/WithdrawDevice',
+            peer__agent_dot_v1_dot_engine__pb2.WithdrawDeviceRequest.SerializeToString,
+            peer__agent_dot_v1_dot_engine__pb2.WithdrawDeviceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnregisterPool(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/peer_agent.v1.Engine/UnregisterPool',
+            peer__agent_dot_v1_dot_engine__pb2.UnregisterPoolRequest.SerializeToString,
+            peer__agent_dot_v1_dot_engine__pb2.UnregisterPoolResponse.FromString,
             options,
             channel_credentials,
             insecure,

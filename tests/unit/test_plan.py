@@ -78,7 +78,7 @@ def test_claims_come_from_runs_when_sets_share_nodes():
 
 
 def test_blocks_on_a_tier_that_agents_do_not_serve_are_no_claim():
-    assert claims(struct.pack("<3I", 0, 2, 0), [struct.pack("<I", Tier.GPU)], [node("a")]) == []
+    assert claims(struct.pack("<3I", 0, 2, 0), [struct.pack("<I", Tier.DISK)], [node("a")]) == []
 
 
 # asks
