@@ -18,6 +18,7 @@ Does not: know locks, deadlines, statuses, or other peers.
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -68,6 +69,11 @@ class Gets:
 
     def __len__(self) -> int:
         return len(self.remote) // 8
+
+    @property
+    def size(self) -> int:
+        """Bytes of all of them."""
+        return sum(array("Q", self.lengths))
 
 
 @dataclass(frozen=True, slots=True)
