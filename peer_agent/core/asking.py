@@ -38,29 +38,38 @@ class Asking:
 
     def nominate(self, found: Iterable[Claim], *, me: str, figures: Callable[[str], PeerFigures]) -> None:
         self.figures = figures
+        masks: dict[int, Mask] = {}  # many nodes may share an array of positions
         for claim in found:
             if claim.node.node != me and claim.node.peer_address:
-                nominee = Nominee(claim.node, self._blocks.mask(claim.positions), figures(claim.node.node))
-                self._claimed |= nominee.claimed
+                mask = masks.get(id(claim.positions))
+                if mask is None:
+                    mask = masks[id(claim.positions)] = self._blocks.mask(claim.positions)
+                    self._claimed |= mask
+                nominee = Nominee(claim.node, mask, figures(claim.node.node))
                 self.passed[claim.node.node] = nominee, Verdict.NOT_NEEDED
 
     def next_asks(self, now_s: float) -> tuple[Ask, ...]:
         missing = self._blocks.open & ~self._blocks.aside
-        candidates = self._candidates(missing, now_s) if self.passed and missing.any() else []
-        limits = self._terms.limits
-        waiting = sum(source.waiting and not source.stalled(now_s) for source in self.sources.values())
-        room = min(limits.parallel_asks - waiting, limits.max_asks - len(self.sources))
-        if not candidates or room <= 0:
+        if not self.passed or not missing.any():
             return ()
         helping = [source for source in self.sources.values() if source.useful and not source.stalled(now_s)]
-        helpers = [source.offer(self.figures(source.name), now_s) for source in helping]
         covered = self._covered(helping)
+        uncovered = missing & self._claimed & ~covered
+        gaps = bool((missing & ~self._claimed & ~covered).any())
+        if self.sources and not gaps and not uncovered.any():
+            return ()  # who would have hastened the load was asked with the first
+        limits = self._terms.limits
+        room = min(limits.parallel_asks - sum(source.waiting for source in helping), limits.max_asks - len(self.sources))
+        candidates = self._candidates(missing, now_s)
+        if not candidates or room <= 0:
+            return ()
+        helpers = [source.offer(self.figures(source.name), now_s) for source in helping]
         size = self._terms.block_bytes
         chosen = choose(
             candidates,
             missing=missing,
-            uncovered=missing & self._claimed & ~covered,
-            gaps=bool((missing & ~self._claimed & ~covered).any()),
+            uncovered=uncovered,
+            gaps=gaps,
             helpers=helpers,
             block_bytes=size,
             room=room,
@@ -74,8 +83,11 @@ class Asking:
             self.predicted_s = finish_s([nominee.offer for nominee in kept], claimed * size)
         left_s = self._terms.deadline_s - now_s
         until_s = now_s + (left_s / 2 if len(candidates) > len(chosen) else left_s)
-        positions = tuple(self._blocks.missing.tolist()) if kept else ()
-        return tuple(self._ask(nominee, positions, now_s, until_s) for nominee in kept)
+        if not kept:
+            return ()
+        asked = self._blocks.mask(self._blocks.missing)
+        positions = tuple(self._blocks.missing.tolist())
+        return tuple(self._ask(nominee, asked, positions, now_s, until_s) for nominee in kept)
 
     def answered(self, ask: Ask, present: Iterable[int], refused: Iterable[int], now_s: float) -> tuple[int, ...]:
         source = self.sources[ask.number]
@@ -83,7 +95,7 @@ class Asking:
         held, bad = as_positions(present), as_positions(refused)
         source.holds[held] = True
         source.held = len(held)
-        gone = self._blocks.mask(ask.positions) & source.nominee.claimed & ~source.holds
+        gone = source.asked & source.nominee.claimed & ~source.holds
         gone[bad] = False
         source.stale = int(np.count_nonzero(gone))
         self._blocks.worsen(gone, LoadStatus.STALE)
@@ -136,9 +148,10 @@ class Asking:
                     found.append(nominee)
         return found
 
-    def _pass(self, nominee: Nominee, verdict: Verdict, status: LoadStatus = LoadStatus.MISS) -> None:
+    def _pass(self, nominee: Nominee, verdict: Verdict, status: LoadStatus | None = None) -> None:
         self.passed[nominee.node.node] = nominee, verdict
-        self._blocks.worsen(nominee.claimed & self._blocks.open, status)
+        if status is not None:
+            self._blocks.worsen(nominee.claimed & self._blocks.open, status)
 
     def _covered(self, helping: Iterable[Source]) -> Mask:
         covered = np.zeros(len(self._blocks), np.bool_)
@@ -148,12 +161,11 @@ class Asking:
                 covered[flight.positions] = True
         return covered
 
-    def _ask(self, nominee: Nominee, positions: tuple[int, ...], now_s: float, until_s: float) -> Ask:
+    def _ask(self, nominee: Nominee, asked: Mask, positions: tuple[int, ...], now_s: float, until_s: float) -> Ask:
         del self.passed[nominee.node.node]
-        claimed = int(np.count_nonzero(nominee.claimed[list(positions)]))
-        ask = Ask(len(self.sources), nominee.node, positions, claimed, until_s)
+        ask = Ask(len(self.sources), nominee.node, positions, int(np.count_nonzero(nominee.claimed & asked)), until_s)
         figures = nominee.figures
         patience_s = OVERDUE_ROUND_TRIPS * figures.path.round_trip_s + (0.0 if figures.connected else CONNECT_S)
-        nothing = np.zeros(len(self._blocks), np.bool_)
-        self.sources[ask.number] = Source(ask, nominee, now_s, min(now_s + patience_s, until_s), nothing, nothing.copy())
+        due_s = min(now_s + patience_s, until_s)
+        self.sources[ask.number] = Source(ask, nominee, now_s, due_s, asked, np.zeros_like(asked), np.zeros_like(asked))
         return ask

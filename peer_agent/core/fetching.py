@@ -7,6 +7,7 @@ while one arrives. The byte budget counts what arrived and what is under way; he
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +33,7 @@ class Fetching:
         self._begun = 0
         self._bytes = 0  # arrived or under way, hedges apart
         self._hedged_bytes = 0
-        self.stories: list[FetchStory] = []
+        self._ended: list[tuple[Flight, bytes, float]] = []  # outcome, took_s
         self.hedges = 0
         self.hedges_won = 0
 
@@ -51,13 +52,24 @@ class Fetching:
     def fetched(self, fetch: Fetch, outcome: bytes, now_s: float) -> tuple[Fetch, ...]:
         blocks, source = self._blocks, self._asking.sources[fetch.ask.number]
         flight = source.flights.pop(fetch.number)
-        codes = np.frombuffer(outcome, np.uint8)
-        at = {code: flight.positions[codes == code] for code in Outcome}
         blocks.taken[flight.positions] -= 1
-        fresh = int(np.count_nonzero(blocks.open[at[Outcome.HERE]]))
-        blocks.hold(at[Outcome.HERE], LoadStatus.HIT_PEER)
+        codes = np.frombuffer(outcome, np.uint8)
+        here = flight.positions[codes == Outcome.HERE]
+        fresh = int(np.count_nonzero(blocks.open[here]))
+        blocks.hold(here, LoadStatus.HIT_PEER)
         source.served += fresh
         self.hedges_won += bool(fetch.hedges is not None and fresh)
+        if fetch.hedges is None:
+            self._bytes -= (len(codes) - len(here)) * self._terms.block_bytes
+        if len(here) < len(codes):
+            self._failed(source, flight.positions, codes)
+        self._ended.append((flight, outcome, now_s - flight.began_s))
+        return self._needless()
+
+    def _failed(self, source: Source, positions: Positions, codes: np.ndarray[Any, Any]) -> None:
+        """What follows from every outcome but HERE."""
+        blocks = self._blocks
+        at = {code: positions[codes == code] for code in Outcome}
         blocks.worsen(at[Outcome.STALE], LoadStatus.STALE)
         blocks.worsen(at[Outcome.LATE], LoadStatus.LATE)
         for code in (Outcome.STALE, Outcome.LATE, Outcome.CORRUPT):
@@ -66,12 +78,7 @@ class Fetching:
         blocks.aside[at[Outcome.BUSY]] = True
         blocks.give_up(at[Outcome.NO_ROOM])
         if len(at[Outcome.LOST]):
-            self._asking.lost(fetch.ask)
-        if fetch.hedges is None:
-            self._bytes -= (len(codes) - len(at[Outcome.HERE])) * self._terms.block_bytes
-        counts = {code.name.lower(): len(positions) for code, positions in at.items() if len(positions)}
-        self.stories.append(self._story(flight, counts, now_s))
-        return self._needless()
+            self._asking.lost(source.ask)
 
     def overdue(self, now_s: float) -> tuple[Fetch, ...]:
         found = []
@@ -82,8 +89,11 @@ class Fetching:
                     found.append(flight.fetch)
         return tuple(found)
 
-    def under_way(self) -> list[FetchStory]:
-        return [self._story(flight, {}, None) for source in self._asking.sources.values() for flight in source.flights.values()]
+    def stories(self) -> tuple[FetchStory, ...]:
+        """Every read, those under way last."""
+        under_way = [flight for source in self._asking.sources.values() for flight in source.flights.values()]
+        ended = [_story(flight, outcome, took_s, self._terms.began_s) for flight, outcome, took_s in self._ended]
+        return (*ended, *(_story(flight, b"", None, self._terms.began_s) for flight in under_way))
 
     # which blocks next
 
@@ -198,16 +208,17 @@ class Fetching:
             self._bytes += size_bytes
         return fetch
 
-    def _story(self, flight: Flight, outcome: dict[str, int], now_s: float | None) -> FetchStory:
-        fetch = flight.fetch
-        return FetchStory(
-            number=fetch.number,
-            node=fetch.ask.node.node,
-            runs=runs_of(fetch.positions),
-            size_bytes=fetch.size_bytes,
-            began_s=flight.began_s - self._terms.began_s,
-            predicted_s=fetch.predicted_s,
-            took_s=None if now_s is None else now_s - flight.began_s,
-            hedges=fetch.hedges,
-            outcome=outcome,
-        )
+
+def _story(flight: Flight, outcome: bytes, took_s: float | None, began_s: float) -> FetchStory:
+    fetch = flight.fetch
+    return FetchStory(
+        number=fetch.number,
+        node=fetch.ask.node.node,
+        runs=runs_of(fetch.positions),
+        size_bytes=fetch.size_bytes,
+        began_s=flight.began_s - began_s,
+        predicted_s=fetch.predicted_s,
+        took_s=took_s,
+        hedges=fetch.hedges,
+        outcome={code.name.lower(): outcome.count(code) for code in Outcome if code in outcome},
+    )

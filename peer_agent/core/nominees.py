@@ -25,10 +25,11 @@ from peer_agent.core.figures import UNKNOWN, PathFigures
 
 CLEARLY_EARLIER = 0.9
 """A further source must bring the predicted finish below this share of what it is without it,"""
-SERVED_TIERS = (int(Tier.GPU), int(Tier.CPU))
-
 LOCK_COST_S = 1e-3
 """and save at least this: what one more lock costs its owner and us."""
+
+SERVED_TIERS = (int(Tier.GPU), int(Tier.CPU))
+"""A block on a gpu is staged by its owner when it is asked for."""
 
 CONNECT_ROUND_TRIPS = 4
 """A first lock takes so many: TCP, HTTP/2 and Hello, the data plane, and the lock itself."""
@@ -90,20 +91,26 @@ class Nominee:
 
 
 def claims(runs: bytes, sets: Sequence[bytes], nodes: Sequence[NodeTrust]) -> list[Claim]:
-    """Claims per node, on the tiers that agents serve, from a lookup (LookupResponse.runs, HolderSet.holders, nodes)."""
-    found: dict[int, list[Positions]] = {}
-    members = [_members(holders) for holders in sets]
-    for start, count, number in np.frombuffer(runs, _RUN).tolist():
-        covered = np.arange(start, start + count, dtype=np.intp)
-        for index in members[number]:
-            found.setdefault(index, []).append(covered)
-    return [Claim(nodes[index], np.unique(np.concatenate(parts))) for index, parts in found.items()]
+    """Claims per node, on the tiers that agents serve, from a lookup (LookupResponse.runs, HolderSet.holders, nodes).
 
-
-def _members(holders: bytes) -> list[int]:
-    """Indices of the nodes of a holder set that hold on a tier that agents serve (gpu: staged by the owner when asked)."""
-    packed = np.frombuffer(holders, "<u4")
-    return np.unique(packed[np.isin(packed & 0xFF, SERVED_TIERS)] >> 8).tolist()  # type: ignore[no-any-return]
+    Nodes that are in the same sets share one array of positions.
+    """
+    table = np.frombuffer(runs, _RUN)
+    number_of = np.repeat(table["set"], table["count"])  # per claimed position: which set claims it
+    first = np.cumsum(table["count"], dtype=np.intp) - table["count"]
+    claimed = np.arange(len(number_of), dtype=np.intp) + np.repeat(table["start"].astype(np.intp) - first, table["count"])
+    sets_of: dict[int, list[int]] = {}
+    for number, holders in enumerate(sets):
+        packed = np.frombuffer(holders, "<u4")
+        for index in np.unique(packed[np.isin(packed & 0xFF, SERVED_TIERS)] >> 8).tolist():
+            sets_of.setdefault(index, []).append(number)
+    shared: dict[tuple[int, ...], Positions] = {}
+    for numbers in {tuple(numbers) for numbers in sets_of.values()}:
+        chosen, mask = np.zeros(len(sets), np.bool_), np.zeros(int(claimed.max(initial=-1)) + 1, np.bool_)
+        chosen[list(numbers)] = True
+        mask[claimed[chosen[number_of]]] = True
+        shared[numbers] = np.flatnonzero(mask)
+    return [Claim(nodes[index], shared[tuple(numbers)]) for index, numbers in sets_of.items()]
 
 
 def choose(

@@ -187,5 +187,5 @@ class ReadPlan:
             took_s=took_s,
             net_gain_s=self.net_gain_s(took_s),
             nominees=nominee_stories(self._asking.sources.values(), self._asking.passed.values(), self._terms.began_s),
-            fetches=(*self._fetching.stories, *self._fetching.under_way()),
+            fetches=self._fetching.stories(),
         )

@@ -19,6 +19,9 @@ from peer_agent.core.cost import Offer
 from peer_agent.core.nominees import Nominee, PeerFigures
 from peer_agent.core.orders import Ask, Fetch
 
+MIN_SLICE_S = 1e-3
+"""A read shorter than this is not split: what a read costs beside its bytes would show."""
+
 
 class Verdict(enum.Enum):
     """What became of a nominee. The value is for people."""
@@ -53,12 +56,13 @@ class Flight:
 
 @dataclass(slots=True)
 class Source:
-    """One ask and, once answered, what may be read from it. holds: can still be tried here; retry: was corrupt here once."""
+    """One ask and, once answered, what may be read from it. holds: can still be tried there; retry: was corrupt there once."""
 
     ask: Ask
     nominee: Nominee
     asked_s: float
     due_s: float
+    asked: Mask
     holds: Mask
     retry: Mask
     verdict: Verdict = Verdict.ASKED
@@ -116,5 +120,5 @@ def share_blocks(own: Offer, rivals: Sequence[Offer], *, end_s: float, block_byt
     share = int(own.bytes_by(end_s) / block_bytes + 1e-6)
     if share == 0:
         return int(own.finish_s(block_bytes) <= min(rival.finish_s(block_bytes) for rival in rivals))
-    floor = max(1, min_chunk_bytes // block_bytes)
+    floor = max(1, int(max(min_chunk_bytes, own.bytes_per_s * MIN_SLICE_S) / block_bytes))
     return max(min(share, floor), -(-share // 2))
