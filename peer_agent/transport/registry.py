@@ -37,6 +37,11 @@ class PlaneOptions:
     tls: TlsFiles | None = None
     movers: Movers = field(default_factory=Movers)
 
+    @property
+    def emulated(self) -> str:
+        """Lanes that are no RDMA and allowed all the same, comma separated."""
+        return ",".join(lanes.EMULATED) if self.allow_emulated_rma else ""
+
 
 def _shm(arena: Arena, options: PlaneOptions) -> Transport:
     return ShmTransport(arena, movers=options.movers, check=options.verify_shm)
@@ -56,11 +61,14 @@ def _tcp(arena: Arena, options: PlaneOptions) -> Transport:
 
 
 def _ucx(arena: Arena, options: PlaneOptions) -> Transport:
-    emulated = ",".join(lanes.EMULATED) if options.allow_emulated_rma else ""
-    return MoverTransport(arena, backend="ucx", settings={"library": options.ucp_library, "emulated": emulated})
+    return MoverTransport(arena, backend="ucx", settings={"library": options.ucp_library, "emulated": options.emulated})
 
 
-FACTORIES: Mapping[str, Callable[[Arena, PlaneOptions], Transport]] = {"shm": _shm, "tcp": _tcp, "ucx": _ucx}
+def _nixl(arena: Arena, options: PlaneOptions) -> Transport:
+    return MoverTransport(arena, backend="nixl", settings={"emulated": options.emulated})
+
+
+FACTORIES: Mapping[str, Callable[[Arena, PlaneOptions], Transport]] = {"shm": _shm, "tcp": _tcp, "ucx": _ucx, "nixl": _nixl}
 
 
 def open_transports(names: Sequence[str], arena: Arena, *, options: PlaneOptions | None = None) -> dict[str, Transport]:

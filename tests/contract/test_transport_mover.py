@@ -10,7 +10,7 @@ import pytest
 from peer_agent.transport.check import CHECKS, Check
 from peer_agent.transport.check_movers import mover_rig
 
-BACKENDS: dict[str, Mapping[str, str]] = {"fake": {}, "ucx": {"emulated": "tcp"}}
+BACKENDS: dict[str, Mapping[str, str]] = {"fake": {}, "ucx": {"emulated": "tcp"}, "nixl": {"emulated": "tcp"}}
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
