@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PEERS := .venv-peers
+# Without its dependencies, which are gigabytes of torch and CUDA that the nixl plane does not need.
+NIXL := nixl-cu12==1.5.1
 NATIVE_SOURCES := $(wildcard kvdir/index/csrc/*.[ch]pp peer_agent/csrc/*.[ch]pp peer_agent/mover/csrc/*.[ch]pp third_party/xxhash/*.h)
 NATIVE := kvdir/index/_native.abi3.so peer_agent/_native.abi3.so peer_agent/mover/_ucx.abi3.so
 PROTOS := $(sort $(wildcard proto/*/v1/*.proto))
@@ -23,6 +25,7 @@ $(VENV)/.installed: pyproject.toml setup.py
 	@command -v c++ >/dev/null || { echo "kvdir needs a C++17 compiler: apt-get install g++ (Debian, Ubuntu) or dnf install gcc-c++"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(NIXL)
 	@touch $@ && touch -c $(NATIVE)
 
 $(NATIVE) &: $(VENV)/.installed $(NATIVE_SOURCES)
@@ -83,7 +86,7 @@ bench-read: setup $(PEERS)/.installed ## Reads of all planes beside NIXL and Moo
 	$(BIN)/python bench/read.py --peers-python $(PEERS)/bin/python $(ARGS)
 
 $(PEERS)/.installed: bench/install_peers.sh
-	bench/install_peers.sh $(BIN)/python $(PEERS)
+	bench/install_peers.sh $(BIN)/python $(PEERS) $(NIXL)
 	@touch $@
 
 wheel: setup ## Build the abi3 wheel into dist/

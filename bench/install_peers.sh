@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
-# Installs what `bench read` compares with into an environment of its own: install_peers.sh PYTHON DIRECTORY
+# Installs what `bench read` compares with into an environment of its own: install_peers.sh PYTHON DIRECTORY NIXL
 #
 # What cannot be had is said and left out; the bench names it again in its answer. Mooncake needs the machine's libibverbs, beside
 # which NIXL crashes at exit, so those libraries are unpacked into DIRECTORY/system, where only Mooncake's processes look.
 set -euo pipefail
 python=$1
 directory=$2
+nixl=$3
 pip() { "$directory/bin/python" -m pip --quiet --disable-pip-version-check "$@"; }
 said() { echo "bench read goes on without $1: $2" >&2; }
 
 "$python" -m venv "$directory"
 pip install numpy
-pip install --no-deps nixl-cu12==1.5.1 || said NIXL "nixl-cu12 cannot be installed here"
+pip install --no-deps "$nixl" || said NIXL "$nixl cannot be installed here"
 pip install --no-deps mooncake-transfer-engine-non-cuda==0.3.13.post1 || said Mooncake "its wheel cannot be installed here"
 ldconfig -p | grep -q 'libibverbs\.so\.1' && exit 0
 mkdir -p "$directory/system"

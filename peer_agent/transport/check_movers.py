@@ -33,7 +33,7 @@ class StoppingTransport(MoverTransport):
     async def connect(self, descriptor: bytes, *, deadline_s: float) -> MoverConnection:
         connection = await super().connect(descriptor, deadline_s=deadline_s)
         if descriptor in self.stops:
-            os.kill(self.stops[descriptor], signal.SIGSTOP)
+            await stop(self.stops[descriptor])
         return connection
 
 
@@ -108,6 +108,16 @@ FAULTS: Mapping[Fault, int | None] = {
     Fault.LATE_WRITE: None,
 }
 """What can be wrong with an owner: one byte of every slot at this distance from its header, or (None) its mover is stopped."""
+
+
+async def stop(pid: int) -> None:
+    """SIGSTOP. Returns when every thread has stopped: one that has no core at the moment goes on for a while."""
+    os.kill(pid, signal.SIGSTOP)
+    await eventually(lambda: all(_state(task) == "T" for task in Path(f"/proc/{pid}/task").iterdir()))
+
+
+def _state(task: Path) -> str:
+    return task.joinpath("stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
 
 
 async def eventually(condition: Callable[[], bool], *, within_s: float = DEADLINE_S) -> None:

@@ -1,6 +1,6 @@
 """Movers that die, hang, lie or are lied to: what the caller gets, within what time, and that the agent never suffers.
 
-UCX runs over its tcp lane (the libucx wheel); `fake` is the backend without a library, for what a library cannot be asked for.
+UCX and NIXL run over UCX's tcp lane (their wheels); `fake` is the backend without a library, for what none can be asked for.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from peer_agent.memory.arena import Arena
 from peer_agent.memory.layout import HEADER_BYTES, SizeClass
 from peer_agent.mover import process, reads
 from peer_agent.transport.base import ReadList, ReadOutcome, ReadStatus
-from peer_agent.transport.check_movers import DIGEST, MoverRig, eventually, mover_rig
+from peer_agent.transport.check_movers import DIGEST, MoverRig, eventually, mover_rig, stop
 from peer_agent.transport.check_rig import DEADLINE_S, Stored
 from peer_agent.transport.mover import MoverConnection
 
 OK, LATE, PEER_LOST = ReadStatus.OK, ReadStatus.LATE, ReadStatus.PEER_LOST
+LIBRARIES = ("ucx", "nixl")
 EMULATED = {"emulated": "tcp"}
 PROMPT_S = 0.2
 SHORT_S = 0.3
@@ -36,7 +37,7 @@ SLACK_S = 0.05
 
 @contextlib.asynccontextmanager
 async def stopped(pid: int) -> AsyncIterator[None]:
-    os.kill(pid, signal.SIGSTOP)
+    await stop(pid)
     try:
         yield
     finally:
@@ -67,12 +68,13 @@ def holds(rig: MoverRig, blocks: ReadList, pattern: bytes) -> bool:
     return all(rig.landed(blocks, index) == pattern * rig.block_bytes for index in range(len(blocks)))
 
 
-async def test_peer_is_lost_promptly_when_its_mover_is_killed_in_a_read(tmp_path: Path) -> None:
-    async with mover_rig(tmp_path, "ucx", EMULATED) as rig:
+@pytest.mark.parametrize("backend", LIBRARIES)
+async def test_peer_is_lost_promptly_when_its_mover_is_killed_in_a_read(backend: str, tmp_path: Path) -> None:
+    async with mover_rig(tmp_path, backend, EMULATED) as rig:
         connection, stored = await rig.reader.connect(await rig.owner.export(), deadline_s=DEADLINE_S), rig.store(range(8))
         assert await read(rig, connection, stored) == [OK] * 8
         blocks = rig.request(stored)
-        os.kill(victim := rig.owner.pid, signal.SIGSTOP)  # so that the read is under way for certain
+        await stop(victim := rig.owner.pid)  # so that the read is under way for certain
         task = await under_way(connection, blocks)
         os.kill(victim, signal.SIGKILL)
         killed = time.monotonic()
@@ -82,8 +84,9 @@ async def test_peer_is_lost_promptly_when_its_mover_is_killed_in_a_read(tmp_path
         assert outcome.settled.done()
 
 
-async def test_next_read_works_when_the_peers_mover_was_restarted(tmp_path: Path) -> None:
-    async with mover_rig(tmp_path, "ucx", EMULATED) as rig:
+@pytest.mark.parametrize("backend", LIBRARIES)
+async def test_next_read_works_when_the_peers_mover_was_restarted(backend: str, tmp_path: Path) -> None:
+    async with mover_rig(tmp_path, backend, EMULATED) as rig:
         old, stored = await rig.owner.export(), rig.store(range(4))
         connection = await rig.reader.connect(old, deadline_s=DEADLINE_S)
         os.kill(rig.owner.pid, signal.SIGKILL)
@@ -103,8 +106,9 @@ async def test_next_read_works_when_our_own_mover_was_killed(tmp_path: Path) -> 
         assert await read(rig, connection, stored) == [OK] * 4
 
 
-async def test_reads_are_lost_promptly_when_our_own_mover_is_killed_in_a_read(tmp_path: Path) -> None:
-    async with mover_rig(tmp_path, "ucx", EMULATED) as rig:
+@pytest.mark.parametrize("backend", LIBRARIES)
+async def test_reads_are_lost_promptly_when_our_own_mover_is_killed_in_a_read(backend: str, tmp_path: Path) -> None:
+    async with mover_rig(tmp_path, backend, EMULATED) as rig:
         connection, stored = await rig.reader.connect(await rig.owner.export(), deadline_s=DEADLINE_S), rig.store(range(4))
         async with stopped(rig.owner.pid):
             blocks = rig.request(stored)
@@ -136,8 +140,11 @@ async def reads_again(rig: MoverRig, stored: Stored) -> bool:
     return False
 
 
-async def test_late_read_settles_and_nothing_is_written_afterwards_when_the_peers_mover_is_stopped(tmp_path: Path) -> None:
-    async with mover_rig(tmp_path, "ucx", EMULATED) as rig:
+@pytest.mark.parametrize("backend", LIBRARIES)
+async def test_late_read_settles_and_nothing_is_written_afterwards_when_the_peers_mover_is_stopped(
+    backend: str, tmp_path: Path
+) -> None:
+    async with mover_rig(tmp_path, backend, EMULATED) as rig:
         descriptor, stored = await rig.owner.export(), rig.store(range(8))
         connection = await rig.reader.connect(descriptor, deadline_s=DEADLINE_S)
         blocks = rig.request(stored)

@@ -1,0 +1,147 @@
+"""What is NIXL's own among the planes in mover processes; the rest is in test_mover_faults.py and test_transport_mover.py."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvdir.errors import ConfigError
+from peer_agent import _native
+from peer_agent.memory.arena import Arena
+from peer_agent.memory.layout import SizeClass
+from peer_agent.mover import nixl
+from peer_agent.mover.backend import BackendError
+from peer_agent.transport.base import ReadStatus
+from peer_agent.transport.check_movers import DIGEST, MoverRig, eventually, mover_rig, stop
+from peer_agent.transport.check_rig import DEADLINE_S, LOCK, WIDTH, Stored, write
+from peer_agent.transport.mover import _HEAD, MoverTransport, _sealed
+
+OK, LATE = ReadStatus.OK, ReadStatus.LATE
+EMULATED = {"emulated": "tcp"}
+IDLE_S = 1.0
+
+
+def cpu_s(pid: int) -> float:
+    """CPU time of a process with all its threads. clock_getcpuclockid(3)."""
+    return time.clock_gettime((~pid << 3) | 2)
+
+
+async def test_movers_cost_nothing_when_connected_and_idle(tmp_path: Path) -> None:
+    """As NIXL comes, its progress thread alone takes a core."""
+    async with mover_rig(tmp_path, "nixl", EMULATED) as rig:
+        await read_everything(rig, rig.store(range(4)))
+        pids = (rig.owner.pid, rig.reader.pid)
+        before = [cpu_s(pid) for pid in pids]
+        await asyncio.sleep(IDLE_S)
+        used = [cpu_s(pid) - begun for pid, begun in zip(pids, before, strict=True)]
+        assert max(used) < 0.03 * IDLE_S, used
+
+
+async def test_mover_is_replaced_and_other_peers_are_read_again_when_a_transfer_never_ends(tmp_path: Path) -> None:
+    """NIXL cannot say that a transfer it gave up has stopped writing: only a dead process proves it."""
+    async with mover_rig(tmp_path, "nixl", EMULATED) as rig:
+        stored = rig.store(range(4))
+        stopped, _ = rig.another("stopped")
+        slow = await rig.reader.connect(await stopped.export(), deadline_s=DEADLINE_S)
+        other = await rig.connect()
+        victim = rig.reader.pid
+        await stop(stopped.pid)
+        blocks = rig.request(stored)
+        outcome = await slow.read(blocks, deadline_s=0.2)
+        assert rig.expect(outcome, blocks, stored) == [LATE] * 4
+        assert rig.reader.pid == victim, "late alone is no reason to end it"
+        assert not outcome.settled.done()
+        await asyncio.wait_for(outcome.settled, DEADLINE_S)
+        await eventually(lambda: rig.reader.pid not in (0, victim))
+        again = rig.request(stored, first=8)
+        assert rig.expect(await other.read(again, deadline_s=DEADLINE_S), again, stored) == [OK] * 4
+
+
+async def test_late_transfer_costs_no_mover_when_it_ends_by_itself(tmp_path: Path) -> None:
+    async with mover_rig(tmp_path, "nixl", EMULATED) as rig:
+        stored = rig.store(range(4))
+        connection = await rig.connect()
+        await stop(rig.owner.pid)
+        blocks = rig.request(stored)
+        outcome = await connection.read(blocks, deadline_s=0.1)
+        os.kill(rig.owner.pid, signal.SIGCONT)
+        assert rig.expect(outcome, blocks, stored) == [LATE] * 4
+        await asyncio.wait_for(outcome.settled, DEADLINE_S)
+        again = rig.request(stored, first=8)
+        assert rig.expect(await connection.read(again, deadline_s=DEADLINE_S), again, stored) == [OK] * 4
+        assert rig.reader.stats()["mover_starts"] == 1
+
+
+async def test_blocks_shorter_than_their_slots_are_read_when_they_lie_on_no_grid(tmp_path: Path) -> None:
+    async with mover_rig(tmp_path, "nixl", EMULATED) as rig:
+        payloads = [rig.seed.randbytes(length) for length in (1, 4096, 99_999)]
+        fingerprints = rig.seed.randbytes(len(payloads) * WIDTH)
+        offsets = rig.owner_offsets(range(len(payloads)))
+        _native.begin_write(rig.owner_arena.region, offsets)
+        records = b"".join(
+            write(rig.owner_arena, offsets[i * 8 : i * 8 + 8], rig.digest, fingerprints[i * WIDTH : (i + 1) * WIDTH], [payload])
+            for i, payload in enumerate(payloads)
+        )
+        rig.owner.grant(LOCK, records, expires_s=time.monotonic() + 60)
+        blocks = rig.request(Stored((0, 1, 2), records, fingerprints, tuple(payloads)))
+        outcome = await (await rig.connect()).read(blocks, deadline_s=DEADLINE_S)
+        assert list(outcome.statuses) == [OK] * 3
+        assert [rig.landed(blocks, i)[: len(payload)] for i, payload in enumerate(payloads)] == payloads
+
+
+BAD_PARTS: tuple[tuple[Callable[[bytes], bytes], type[Exception], str], ...] = (
+    (lambda part: b"\x02" + part[1:], ValueError, "not a nixl descriptor"),
+    (lambda part: part[:20], ValueError, "cut"),
+    (lambda part: part.replace(b"1.5.1", b"1.4.9"), ConnectionError, "NIXL 1.4.9, we have 1.5.1; upgrade the peer's"),
+    (lambda part: part.replace(b"1.5.1", b"2.0.0"), ConnectionError, "NIXL 2.0.0, we have 1.5.1; upgrade this node's"),
+    (lambda part: part[:24] + b"garbage" * 20, ConnectionError, "does not take the peer's metadata"),
+)
+"""How the backend's part of a descriptor is changed, and what the answer is."""
+
+
+async def test_descriptors_are_refused_with_the_reason_when_they_are_damaged_or_of_another_version(tmp_path: Path) -> None:
+    async with mover_rig(tmp_path, "nixl", EMULATED) as rig:
+        descriptor = await rig.owner.export()
+        head, part = descriptor[: _HEAD.size], descriptor[_HEAD.size : -8]
+        for change, error, message in BAD_PARTS:
+            with pytest.raises(error, match=message):
+                await rig.reader.connect(_sealed(head + change(part), "nixl"), deadline_s=DEADLINE_S)
+        other_life = bytearray(head)
+        other_life[1] ^= 1
+        with pytest.raises(ConnectionError, match="another incarnation"):
+            await rig.reader.connect(_sealed(bytes(other_life) + part, "nixl"), deadline_s=DEADLINE_S)
+        await read_everything(rig, rig.store(range(4)))
+        assert rig.reader.stats()["mover_starts"] == 1
+
+
+async def test_start_is_refused_with_what_is_missing_when_there_is_no_rdma(tmp_path: Path) -> None:
+    with Arena.create(tmp_path / "arena", [SizeClass(DIGEST, 4096, 4)], epoch=1) as arena:
+        plane = MoverTransport(arena, backend="nixl")
+        try:
+            with pytest.raises(ConfigError, match=r"nixl: .*lanes rc,dc,srd; RDMA devices: none"):
+                await plane.export()
+        finally:
+            await plane.close()
+
+
+def test_start_is_refused_with_how_to_install_it_when_nixl_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    with pytest.raises(BackendError, match="pip install --no-deps nixl-cu12"):
+        nixl._load()
+
+
+async def read_everything(rig: MoverRig, stored: Stored) -> None:
+    connection = await rig.connect()
+    blocks = rig.request(stored)
+    outcome = await connection.read(blocks, deadline_s=DEADLINE_S)
+    assert set(rig.expect(outcome, blocks, stored)) == {OK}
