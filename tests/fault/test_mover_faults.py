@@ -140,11 +140,8 @@ async def reads_again(rig: MoverRig, stored: Stored) -> bool:
     return False
 
 
-@pytest.mark.parametrize("backend", LIBRARIES)
-async def test_late_read_settles_and_nothing_is_written_afterwards_when_the_peers_mover_is_stopped(
-    backend: str, tmp_path: Path
-) -> None:
-    async with mover_rig(tmp_path, backend, EMULATED) as rig:
+async def test_late_read_settles_and_nothing_is_written_afterwards_when_the_peers_mover_is_stopped(tmp_path: Path) -> None:
+    async with mover_rig(tmp_path, "ucx", EMULATED) as rig:
         descriptor, stored = await rig.owner.export(), rig.store(range(8))
         connection = await rig.reader.connect(descriptor, deadline_s=DEADLINE_S)
         blocks = rig.request(stored)

@@ -59,9 +59,12 @@ async def test_mover_is_replaced_and_other_peers_are_read_again_when_a_transfer_
         assert rig.reader.pid == victim, "late alone is no reason to end it"
         assert not outcome.settled.done()
         await asyncio.wait_for(outcome.settled, DEADLINE_S)
+        before = [rig.landed(blocks, index) for index in range(len(blocks))]
+        os.kill(stopped.pid, signal.SIGCONT)  # it answers now what it was asked, if anybody listens
         await eventually(lambda: rig.reader.pid not in (0, victim))
         again = rig.request(stored, first=8)
         assert rig.expect(await other.read(again, deadline_s=DEADLINE_S), again, stored) == [OK] * 4
+        assert [rig.landed(blocks, index) for index in range(len(blocks))] == before
 
 
 async def test_late_transfer_costs_no_mover_when_it_ends_by_itself(tmp_path: Path) -> None:
