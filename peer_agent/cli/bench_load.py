@@ -42,7 +42,7 @@ from peer_agent.transport.base import Connection, ReadList, ReadStatus
 from peer_agent.transport.registry import PlaneOptions, open_transports
 from peer_agent.v1 import peer_pb2, peer_pb2_grpc
 
-SETS = 4
+SETS = 3
 """Of blocks, loaded in turn; the reader has room for fewer."""
 ROOM_SETS = 2
 DEADLINE_S = 10.0

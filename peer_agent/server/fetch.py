@@ -41,7 +41,8 @@ _RESERVED_OUTCOMES = {BlockState.BUSY: Outcome.BUSY, BlockState.NO_SPACE: Outcom
 class Reading:
     """One fetch while it runs. outcome: an Outcome per position of the fetch, UNREAD until something is known.
 
-    begun: its task runs. needless: nobody waits for it any more.
+    begun: its task runs. needless: nobody waits for it any more. flying: it has its turn; asked_s, queued_bytes: when it asked
+    for that, and what it came behind.
     """
 
     fetch: Fetch
@@ -49,6 +50,9 @@ class Reading:
     reservation: int = 0
     begun: bool = False
     needless: bool = False
+    flying: bool = False
+    asked_s: float = 0.0
+    queued_bytes: int = 0
     outcome: Array = field(init=False)
 
     def __post_init__(self) -> None:
@@ -73,8 +77,8 @@ class Fetcher:
         if peer.broken:
             reading.outcome[:] = Outcome.LOST
             return
-        began_s = self._clock()
-        queued_bytes = self._turns.queued_bytes(peer.node, besides=load.number)
+        reading.asked_s = self._clock()
+        reading.queued_bytes = self._turns.queued_bytes(peer.node, besides=load.number)
         async with self._turns.turn(
             peer=peer.node,
             request=load.number,
@@ -85,9 +89,15 @@ class Fetcher:
             if not mine:
                 reading.outcome[:] = Outcome.LATE  # other reads had the peer's whole budget until now
                 return
+            reading.flying = True
             outcome = await self._read(load, reading, twin_of())
         if outcome is not None:
-            self._judge(reading, outcome, took_s=self._clock() - began_s, queued_bytes=queued_bytes)
+            self._judge(reading, outcome)
+
+    def overdue(self, reading: Reading) -> None:
+        """It takes longer than predicted: other loads need not find that out for themselves."""
+        if reading.flying:
+            self._observe(reading, complete=False)
 
     async def _read(self, load: Load, reading: Reading, twin_of: int) -> ReadOutcome | None:
         """None: there was nothing to be read."""
@@ -169,7 +179,7 @@ class Fetcher:
         chosen: list[int] = hits.tolist()
         return chosen
 
-    def _judge(self, reading: Reading, outcome: ReadOutcome, *, took_s: float, queued_bytes: int) -> None:
+    def _judge(self, reading: Reading, outcome: ReadOutcome) -> None:
         """What a read says about the peer. One that delivered a part of it in time is slow, not dead."""
         peer, statuses = reading.source.peer, outcome.statuses
         if ReadStatus.PEER_LOST in statuses:
@@ -177,9 +187,16 @@ class Fetcher:
             return
         late = ReadStatus.LATE in statuses
         if late and ReadStatus.OK not in statuses:
-            self._peers.late(peer, waited_s=took_s)
+            self._peers.late(peer, waited_s=self._clock() - reading.asked_s)
+        self._observe(reading, complete=not late)
+
+    def _observe(self, reading: Reading, *, complete: bool) -> None:
         self._peers.observed(
-            peer, size_bytes=reading.fetch.size_bytes, took_s=took_s, queued_bytes=queued_bytes, complete=not late
+            reading.source.peer,
+            size_bytes=reading.fetch.size_bytes,
+            took_s=self._clock() - reading.asked_s,
+            queued_bytes=reading.queued_bytes,
+            complete=complete,
         )
 
 

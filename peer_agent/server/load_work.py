@@ -85,6 +85,8 @@ class LoadWork:
 
     def _begin(self, group: asyncio.TaskGroup, now_s: float) -> None:
         load, plan = self._load, self._load.plan
+        for fetch in plan.overdue(now_s):
+            self._fetcher.overdue(self._readings[fetch.number])
         for ask in plan.next_asks(now_s):
             load.asked_s = load.asked_s or now_s
             group.create_task(self._ask(ask), name=f"ask-{ask.node.node}")

@@ -28,9 +28,9 @@ from peer_agent.core.cost import UNKNOWN_PRICE, Recompute
 from peer_agent.core.effects import BLOCK_RECORD_BYTES, LoadStatus
 from peer_agent.core.leases import AGENT
 from peer_agent.core.nominees import Claim
-from peer_agent.core.orders import Limits, Terms
+from peer_agent.core.orders import BACKGROUND_LIMITS, Limits, Terms
 from peer_agent.core.plan import ReadPlan
-from peer_agent.core.schedule import BACKGROUND_CHUNK_BYTES, Priority
+from peer_agent.core.schedule import Priority
 from peer_agent.server.fetch import Fetcher
 from peer_agent.server.load import Directory, Load, ReaderCounters
 from peer_agent.server.load_work import LAST_MOMENT_S, LoadWork
@@ -70,7 +70,11 @@ class Reader:
         self._clock = clock
         self._tasks = tasks
         self._limits = limits
-        self._background_limits = replace(limits, max_chunk_bytes=min(limits.max_chunk_bytes, BACKGROUND_CHUNK_BYTES))
+        self._background_limits = replace(
+            BACKGROUND_LIMITS,
+            max_chunk_bytes=min(limits.max_chunk_bytes, BACKGROUND_LIMITS.max_chunk_bytes),
+            max_read_bytes=limits.max_read_bytes,
+        )
         self._numbers = itertools.count(1)
         self._directory_timeout_s = directory_timeout_s
         self._owners = Owners(peers, directory, self.counters, node=node, clock=clock, tasks=tasks)
