@@ -44,6 +44,7 @@ soak: setup ## Random histories of a simulated cluster (DURATION_S=120; ARGS="--
 test-native: ## C++ cores alone, under AddressSanitizer and UBSan
 	$(MAKE) -C tests/native test
 	$(MAKE) -C tests/native/movers test
+	$(MAKE) -C tests/native/ucx test
 
 lint: setup ## ruff, mypy --strict, dependency rules, generated code up to date
 	$(BIN)/ruff check .

@@ -89,8 +89,12 @@ void Worker::start(const std::vector<std::pair<std::string, std::string>>& setti
     handle_messages(kWelcomeId, on_welcome);
 }
 
-// In reverse order. Endpoints that are open go with their worker; a mover leaves by _exit and comes here only in tests.
+// In reverse order. Endpoints that are open go with their worker; batches must have ended. A mover leaves by _exit and comes here
+// only when it could not start.
 void Worker::stop() {
+    for (const auto& item : links_)
+        if (item.second->key != nullptr) api_.rkey_destroy(item.second->key);
+    links_.clear();
     if (worker_ != nullptr) api_.worker_destroy(worker_);
     for (const Mapped& item : mapped_) api_.mem_unmap(context_, item.handle);
     if (context_ != nullptr) api_.cleanup(context_);
