@@ -294,9 +294,9 @@ class Inventory:
 
     # figures
 
-    def held(self, namespace_digest: bytes) -> tuple[Fingerprints, ...]:
-        """Every visible block of the namespace, one packed list per width: the content of a snapshot."""
-        return self._table(namespace_digest).held()
+    def held(self, namespace_digest: bytes, max_blocks: int | None = None) -> tuple[Fingerprints, ...]:
+        """Every visible block of the namespace (a snapshot's content), or some max_blocks; one packed list per width."""
+        return self._table(namespace_digest).held(max_blocks)
 
     def occupancy(self) -> tuple[Occupancy, ...]:
         return tuple(table.occupancy() for table in self._tables.values())

@@ -21,6 +21,7 @@ import enum
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable
+from itertools import islice
 
 from kvdir.fingerprint import Fingerprints
 from peer_agent.core.effects import ABSENT_RECORD, Occupancy
@@ -80,9 +81,9 @@ class SlotTable:
     def state(self, slot: int) -> SlotState:
         return SlotState(self._states[slot])
 
-    def held(self) -> tuple[Fingerprints, ...]:
-        """Every visible block, one list per fingerprint width."""
-        return by_width(self._index)
+    def held(self, max_blocks: int | None = None) -> tuple[Fingerprints, ...]:
+        """Every visible block, or some max_blocks of them; one list per fingerprint width."""
+        return by_width(islice(self._index, max_blocks))
 
     def occupancy(self) -> Occupancy:
         free, reserved, committed, retired, quarantined = self._counts

@@ -13,7 +13,7 @@ import numpy as np
 
 from kvdir.errors import InvalidInput, StaleEpoch, TooLarge
 from kvdir.location import PROTOCOL_VERSION
-from kvdir.rpc.lookup_codec import decode_fingerprints
+from kvdir.rpc.lookup_codec import decode_fingerprints, encode_fingerprints
 from peer_agent import _native
 from peer_agent.core.effects import BLOCK_RECORD_BYTES
 from peer_agent.core.inventory import PEERS
@@ -83,6 +83,19 @@ class PeerService(peer_pb2_grpc.PeerServicer):
             present=locked.present,
             owner_seq=self._owner_seq(),
         )
+
+    async def Sample(self, request: peer_pb2.SampleRequest, context: Context) -> peer_pb2.SampleResponse:
+        self._store.admit_lock(for_peers=True)
+        most = max(self._store.occupancy(), key=lambda table: table.committed)
+        count = min(request.max_blocks, self._limits.max_fingerprints, request.max_bytes // most.block_bytes)
+        held = self._store.held(most.namespace_digest, count)
+        answer = peer_pb2.SampleResponse(protocol_version=PROTOCOL_VERSION, epoch=self._identity.epoch)
+        if held:
+            lease_s = self._limits.lease_s(request.lease_ms)
+            locked = self._store.lock(most.namespace_digest, held[0], session=PEERS, lease_s=lease_s)
+            answer.namespace_digest, answer.lock, answer.blocks = most.namespace_digest, locked.lock, locked.records
+            answer.fingerprints.CopyFrom(encode_fingerprints(held[0]))
+        return answer
 
     async def Unlock(self, request: peer_pb2.UnlockRequest, context: Context) -> peer_pb2.UnlockResponse:
         return peer_pb2.UnlockResponse(unknown=self._store.unlock(request.locks, session=PEERS))

@@ -223,8 +223,9 @@ class Store:
 
     # figures
 
-    def held(self, namespace_digest: bytes) -> tuple[Fingerprints, ...]:
-        return self._inventory.held(namespace_digest)
+    def held(self, namespace_digest: bytes, max_blocks: int | None = None) -> tuple[Fingerprints, ...]:
+        """See Inventory.held."""
+        return self._inventory.held(namespace_digest, max_blocks)
 
     def occupancy(self) -> tuple[Occupancy, ...]:
         return self._inventory.occupancy()

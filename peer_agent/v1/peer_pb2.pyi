@@ -74,6 +74,34 @@ class LockResponse(_message.Message):
     owner_seq: int
     def __init__(self, protocol_version: _Optional[int] = ..., epoch: _Optional[int] = ..., lock: _Optional[int] = ..., lease_ms: _Optional[int] = ..., blocks: _Optional[bytes] = ..., present: _Optional[int] = ..., owner_seq: _Optional[int] = ...) -> None: ...
 
+class SampleRequest(_message.Message):
+    __slots__ = ("max_blocks", "max_bytes", "lease_ms", "reader")
+    MAX_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LEASE_MS_FIELD_NUMBER: _ClassVar[int]
+    READER_FIELD_NUMBER: _ClassVar[int]
+    max_blocks: int
+    max_bytes: int
+    lease_ms: int
+    reader: str
+    def __init__(self, max_blocks: _Optional[int] = ..., max_bytes: _Optional[int] = ..., lease_ms: _Optional[int] = ..., reader: _Optional[str] = ...) -> None: ...
+
+class SampleResponse(_message.Message):
+    __slots__ = ("protocol_version", "epoch", "namespace_digest", "fingerprints", "lock", "blocks")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINTS_FIELD_NUMBER: _ClassVar[int]
+    LOCK_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    epoch: int
+    namespace_digest: bytes
+    fingerprints: _common_pb2.Fingerprints
+    lock: int
+    blocks: bytes
+    def __init__(self, protocol_version: _Optional[int] = ..., epoch: _Optional[int] = ..., namespace_digest: _Optional[bytes] = ..., fingerprints: _Optional[_Union[_common_pb2.Fingerprints, _Mapping]] = ..., lock: _Optional[int] = ..., blocks: _Optional[bytes] = ...) -> None: ...
+
 class UnlockRequest(_message.Message):
     __slots__ = ("locks",)
     LOCKS_FIELD_NUMBER: _ClassVar[int]

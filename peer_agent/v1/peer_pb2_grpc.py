@@ -49,6 +49,11 @@ class PeerStub(object):
                 request_serializer=peer__agent_dot_v1_dot_peer__pb2.UnlockRequest.SerializeToString,
                 response_deserializer=peer__agent_dot_v1_dot_peer__pb2.UnlockResponse.FromString,
                 _registered_method=True)
+        self.Sample = channel.unary_unary(
+                '/peer_agent.v1.Peer/Sample',
+                request_serializer=peer__agent_dot_v1_dot_peer__pb2.SampleRequest.SerializeToString,
+                response_deserializer=peer__agent_dot_v1_dot_peer__pb2.SampleResponse.FromString,
+                _registered_method=True)
         self.Read = channel.unary_stream(
                 '/peer_agent.v1.Peer/Read',
                 request_serializer=peer__agent_dot_v1_dot_peer__pb2.ReadRequest.SerializeToString,
@@ -84,6 +89,14 @@ class PeerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Sample(self, request, context):
+        """"Give me a few of your blocks to measure with": locks up to max_blocks and max_bytes of what is held, of the namespace that
+        holds most, as Lock does. Nothing held: lock 0. Peers of 0.1 without it answer UNIMPLEMENTED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Read(self, request, context):
         """A few blocks by gRPC, for probes and diagnosis where no data plane works; refused above read_limit_bytes.
         """
@@ -108,6 +121,11 @@ def add_PeerServicer_to_server(servicer, server):
                     servicer.Unlock,
                     request_deserializer=peer__agent_dot_v1_dot_peer__pb2.UnlockRequest.FromString,
                     response_serializer=peer__agent_dot_v1_dot_peer__pb2.UnlockResponse.SerializeToString,
+            ),
+            'Sample': grpc.unary_unary_rpc_method_handler(
+                    servicer.Sample,
+                    request_deserializer=peer__agent_dot_v1_dot_peer__pb2.SampleRequest.FromString,
+                    response_serializer=peer__agent_dot_v1_dot_peer__pb2.SampleResponse.SerializeToString,
             ),
             'Read': grpc.unary_stream_rpc_method_handler(
                     servicer.Read,
@@ -196,6 +214,33 @@ class Peer(object):
             '/peer_agent.v1.Peer/Unlock',
             peer__agent_dot_v1_dot_peer__pb2.UnlockRequest.SerializeToString,
             peer__agent_dot_v1_dot_peer__pb2.UnlockResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Sample(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/peer_agent.v1.Peer/Sample',
+            peer__agent_dot_v1_dot_peer__pb2.SampleRequest.SerializeToString,
+            peer__agent_dot_v1_dot_peer__pb2.SampleResponse.FromString,
             options,
             channel_credentials,
             insecure,

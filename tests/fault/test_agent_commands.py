@@ -86,12 +86,35 @@ async def test_probe_names_the_plane_that_would_be_used(agent: Child):
     shown = json.loads((await run("probe", agent.ready["peer"], "--output", "json")).stdout)
     assert (shown["node"], shown["epoch"], shown["would_use"]) == ("n1", agent.ready["epoch"], "shm")
     assert [item["connects"] for item in shown["planes"]] == [True, True]
+    assert all("holds no block" in item["reason"] for item in shown["planes"])
     only_tcp = json.loads((await run("probe", agent.ready["peer"], "--transports", "tcp", "--output", "json")).stdout)
     assert only_tcp["would_use"] == "tcp"
-    assert only_tcp["planes"][1] == {
-        "plane": "shm", "offered": True, "connects": False, "connect_us": 0, "reason": "not known here",
-    }  # fmt: skip
+    shm = only_tcp["planes"][1]
+    assert (shm["plane"], shm["offered"], shm["connects"]) == ("shm", True, False)
+    assert shm["reason"] == "not tried: name it in --transports"
     assert "would use" in (await run("probe", agent.ready["peer"])).stdout
+
+
+async def test_probe_measures_each_plane_when_the_peer_holds_blocks(agent: Child):
+    namespace = sample_namespace()
+    blocks = Blocks(namespace)
+    fingerprints = blocks.chain(9)
+    engine = await aio.connect(agent.ready["engine"], namespace=namespace, engine="test")
+    await engine.store(fingerprints, blocks.data(fingerprints))
+    shown = json.loads((await run("probe", agent.ready["peer"], "--output", "json")).stdout)
+    for plane in shown["planes"]:
+        assert (plane["blocks"], plane["block_bytes"]) == (9, namespace.block_bytes)
+        assert plane["latency_us"] > 0
+        assert plane["gb_per_s"] > 0
+        assert plane["reason"] == ""
+    few = ("--read-bytes", str(2 * namespace.block_bytes))
+    shown = json.loads((await run("probe", agent.ready["peer"], *few, "--output", "json")).stdout)
+    assert [plane["blocks"] for plane in shown["planes"]] == [2, 2]
+    none = json.loads((await run("probe", agent.ready["peer"], "--read-bytes", "0", "--output", "json")).stdout)
+    assert {plane["reason"] for plane in none["planes"]} == {"nothing was to be read"}
+    locks = json.loads((await run("inventory", agent.ready["engine"], "--output", "json")).stdout)["locks"]
+    assert locks == 0, "a probe leaves no lock behind"
+    await engine.close()
 
 
 @pytest.mark.parametrize("command", ["inventory", "probe"])
