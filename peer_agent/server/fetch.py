@@ -41,8 +41,8 @@ _RESERVED_OUTCOMES = {BlockState.BUSY: Outcome.BUSY, BlockState.NO_SPACE: Outcom
 class Reading:
     """One fetch while it runs. outcome: an Outcome per position of the fetch, UNREAD until something is known.
 
-    begun: its task runs. needless: nobody waits for it any more. flying: it has its turn; asked_s, queued_bytes: when it asked
-    for that, and what it came behind.
+    begun: its task runs. needless: nobody waits for it any more. flew_s: when its turn came; queued_bytes: other
+    reads that were under way at the peer just then.
     """
 
     fetch: Fetch
@@ -50,8 +50,7 @@ class Reading:
     reservation: int = 0
     begun: bool = False
     needless: bool = False
-    flying: bool = False
-    asked_s: float = 0.0
+    flew_s: float | None = None
     queued_bytes: int = 0
     outcome: Array = field(init=False)
 
@@ -77,8 +76,6 @@ class Fetcher:
         if peer.broken:
             reading.outcome[:] = Outcome.LOST
             return
-        reading.asked_s = self._clock()
-        reading.queued_bytes = self._turns.queued_bytes(peer.node, besides=load.number)
         async with self._turns.turn(
             peer=peer.node,
             request=load.number,
@@ -89,15 +86,16 @@ class Fetcher:
             if not mine:
                 reading.outcome[:] = Outcome.LATE  # other reads had the peer's whole budget until now
                 return
-            reading.flying = True
+            reading.flew_s = self._clock()
+            reading.queued_bytes = self._turns.flying_bytes(peer.node) - fetch.size_bytes
             outcome = await self._read(load, reading, twin_of())
         if outcome is not None:
-            self._judge(reading, outcome)
+            self._judge(reading, outcome, took_s=self._clock() - reading.flew_s)
 
     def overdue(self, reading: Reading) -> None:
         """It takes longer than predicted: other loads need not find that out for themselves."""
-        if reading.flying:
-            self._observe(reading, complete=False)
+        if reading.flew_s is not None:
+            self._observe(reading, took_s=self._clock() - reading.flew_s, complete=False)
 
     async def _read(self, load: Load, reading: Reading, twin_of: int) -> ReadOutcome | None:
         """None: there was nothing to be read."""
@@ -179,7 +177,7 @@ class Fetcher:
         chosen: list[int] = hits.tolist()
         return chosen
 
-    def _judge(self, reading: Reading, outcome: ReadOutcome) -> None:
+    def _judge(self, reading: Reading, outcome: ReadOutcome, *, took_s: float) -> None:
         """What a read says about the peer. One that delivered a part of it in time is slow, not dead."""
         peer, statuses = reading.source.peer, outcome.statuses
         if ReadStatus.PEER_LOST in statuses:
@@ -187,14 +185,14 @@ class Fetcher:
             return
         late = ReadStatus.LATE in statuses
         if late and ReadStatus.OK not in statuses:
-            self._peers.late(peer, waited_s=self._clock() - reading.asked_s)
-        self._observe(reading, complete=not late)
+            self._peers.late(peer, waited_s=took_s)
+        self._observe(reading, took_s=took_s, complete=not late)
 
-    def _observe(self, reading: Reading, *, complete: bool) -> None:
+    def _observe(self, reading: Reading, *, took_s: float, complete: bool) -> None:
         self._peers.observed(
             reading.source.peer,
             size_bytes=reading.fetch.size_bytes,
-            took_s=self._clock() - reading.asked_s,
+            took_s=took_s,
             queued_bytes=reading.queued_bytes,
             complete=complete,
         )

@@ -102,7 +102,7 @@ class Peers:
         )
 
     def observed(self, peer: Peer, *, size_bytes: int, took_s: float, queued_bytes: int, complete: bool) -> None:
-        """Learns from one read. queued_bytes: of other requests, that it came behind; complete: False if it was given up."""
+        """Learns from one read that was let fly. See Figures.observe."""
         ratio = self._learnt.observe(
             peer.node,
             peer.plane,

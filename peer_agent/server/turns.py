@@ -48,6 +48,10 @@ class Turns:
         """See Schedule.queued_bytes."""
         return self._schedule.queued_bytes(peer, besides=besides)
 
+    def flying_bytes(self, peer: str) -> int:
+        """See Schedule.flying_bytes."""
+        return self._schedule.flying_bytes(peer)
+
     @property
     def in_flight_bytes(self) -> int:
         return self._schedule.in_flight_bytes
