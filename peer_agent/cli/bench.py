@@ -81,3 +81,53 @@ def measure_reads(
         return {**figures, **judge(figures)}
 
     return run_bench("read", measure, output=output, progress=progress, view=read_view)
+
+
+@bench.command(short_help="Whole loads from one and four peers, beside the sum of their parts.")
+@click.option("--rounds", type=click.IntRange(min=3), default=15, show_default=True, help="Loads a row; medians count.")
+@output_option
+@progress_option
+def load(rounds: int, output: str, progress: bool | None) -> None:
+    """64 MiB in 256 blocks, from the engine's call to verified bytes, with real agents; needs 2 GiB of shared memory.
+
+    parts_ms is the sum of an engine call, lookup, lock, read, copy and unlock, each done alone in the same round.
+    """
+
+    def measure(advance: Advance) -> Document:
+        from peer_agent.cli.bench_load import CASES, run_load_bench
+
+        return run_load_bench(rounds=rounds, progress=lambda text: advance(1 / CASES, text))
+
+    run_bench("load", measure, output=output, progress=progress)
+
+
+@bench.command(short_help="A small load alone and beside a large prefetch.")
+@click.option("--plane", type=click.Choice(["shm", "tcp"]), default="tcp", show_default=True, help="Data plane to use.")
+@click.option("--loads", type=click.IntRange(min=10), default=150, show_default=True, help="Foreground loads, each time.")
+@output_option
+@progress_option
+def fairness(plane: str, loads: int, output: str, progress: bool | None) -> None:
+    """Loads of 2 MiB from one peer, alone and while prefetches from the same peer go on; 1.3 GiB of shared memory."""
+
+    def measure(advance: Advance) -> Document:
+        from peer_agent.cli.bench_beside import run_fairness_bench
+
+        return run_fairness_bench(plane=plane, loads=loads, progress=lambda text: advance(1 / 3, text))
+
+    run_bench("fairness", measure, output=output, progress=progress)
+
+
+@bench.command(short_help="What connected peers cost an agent that does nothing.")
+@click.option("--peers", type=click.IntRange(min=1), default=64, show_default=True, help="Connected agents.")
+@click.option("--seconds", type=click.FloatRange(min=1), default=10.0, show_default=True, help="How long it is watched.")
+@output_option
+@progress_option
+def idle(peers: int, seconds: float, output: str, progress: bool | None) -> None:
+    """CPU time, in percent of a core, of an agent that is connected to peers and asked for nothing."""
+
+    def measure(advance: Advance) -> Document:
+        from peer_agent.cli.bench_beside import run_idle_bench
+
+        return run_idle_bench(peers=peers, seconds=seconds, progress=lambda text: advance(1 / 2, text))
+
+    run_bench("idle", measure, output=output, progress=progress)

@@ -46,6 +46,10 @@ SETS = 3
 """Of blocks, loaded in turn; the reader has room for fewer."""
 ROOM_SETS = 2
 DEADLINE_S = 10.0
+PLANES = ("shm", "tcp")
+OWNERS = ((1, False), (4, False), (4, True))
+"""How many, and whether each holds everything."""
+CASES = len(PLANES) * len(OWNERS)
 PARTS = ("call", "lookup", "lock", "read", "copy", "unlock")
 
 
@@ -77,8 +81,8 @@ class Case:
 
 def run_load_bench(
     *,
-    planes: Sequence[str] = ("shm", "tcp"),
-    owners: Sequence[tuple[int, bool]] = ((1, False), (4, False), (4, True)),
+    planes: Sequence[str] = PLANES,
+    owners: Sequence[tuple[int, bool]] = OWNERS,
     blocks: int = 256,
     block_bytes: int = 256 << 10,
     rounds: int = 15,
@@ -86,7 +90,7 @@ def run_load_bench(
 ) -> dict[str, Any]:
     """{"rows": [{plane, peers, whole_ms, parts_ms, ratio, <part>_ms..., gb_per_s, p99_ms}]}; times are medians.
 
-    Needs about (SETS * owners + 2 * ROOM_SETS) * blocks * block_bytes of shared memory, 1.2 GiB as it stands.
+    Needs about (SETS * owners + 2 * ROOM_SETS) * blocks * block_bytes of shared memory, 1.1 GiB as it stands.
     """
     rows = []
     for plane in planes:

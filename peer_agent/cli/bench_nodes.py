@@ -60,11 +60,15 @@ class Nodes:
     _work: Path
     _stack: contextlib.AsyncExitStack
 
+    @property
+    def namespace_file(self) -> Path:
+        return self._work / "namespace.json"
+
     async def start(self, name: str, *, blocks: int, **settings: Any) -> Child:
         """An agent whose arena holds `blocks`. settings: of peer-agent serve, with underscores."""
         values: dict[str, Any] = {
             "node": name,
-            "namespaces": self._work / "namespace.json",
+            "namespaces": self.namespace_file,
             "arena_path": self.arenas / name,
             "arena_bytes": SUPERBLOCK_BYTES + blocks * stride_bytes(self.namespace.block_bytes),
             "coordinators": self.coordinator,
