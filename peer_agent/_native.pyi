@@ -215,10 +215,10 @@ class Movers:
     """A few native threads that run any number of jobs in turns; an event loop hears of their ends through a descriptor.
 
     No thread takes the GIL. The reads take what `read_slots` and `TcpConnection.read` take and hold every buffer until they
-    are collected. Each job ends by its deadline.
+    are collected. Each job ends by its deadline. Small tcp reads, up to loop_bytes at once, are moved by `collect` itself.
     """
 
-    def __init__(self, threads: int) -> None: ...
+    def __init__(self, threads: int, loop_bytes: int) -> None: ...
     def read_slots(
         self,
         source: Packed,
@@ -253,10 +253,10 @@ class Movers:
         """Ends a job that waits, now, and one that moves bytes soon (shm: with its current block; tcp: its connection is
         closed). It still has to be collected. Unknown tickets are ignored."""
     def collect(self) -> list[tuple[int, bytes | str | TcpConnection]]:
-        """(ticket, result) of jobs that ended since the last call; each comes back exactly once.
+        """Moves what has arrived for small reads (GIL released); (ticket, result) of jobs that have ended, each exactly once.
 
         Reads give n bytes of ReadStatus; connects a TcpConnection, or a str with the reason why there is none."""
     def fileno(self) -> int:
-        """Readable when `collect` has something."""
+        """Readable when `collect` has something to do."""
     def close(self) -> None:
         """Ends all jobs and joins the threads, GIL released; what ended can still be collected. Idempotent."""

@@ -27,6 +27,7 @@ class SlotReadJob : public PythonJob {
     Need begin() override {
         read.prepare();
         deadline_ns = read.deadline_ns;
+        for (const Record& record : read.wanted) bytes += record.state == 1 ? record.length : 0;
         statuses_.assign(read.wanted.size(), PEER_LOST);
         return Need::TURN;
     }
@@ -149,12 +150,13 @@ struct MoversObject {
 Movers& movers_of(PyObject* self) { return *reinterpret_cast<MoversObject*>(self)->movers; }
 
 PyObject* movers_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-    static const char* const names[] = {"threads", nullptr};
+    static const char* const names[] = {"threads", "loop_bytes", nullptr};
     Py_ssize_t threads = 0;
-    if (!parse(args, kwargs, "n:Movers", names, &threads)) return nullptr;
+    unsigned long long loop_bytes = 0;
+    if (!parse(args, kwargs, "nK:Movers", names, &threads, &loop_bytes)) return nullptr;
     return guarded(PyExc_OSError, [&]() -> PyObject* {
         if (threads < 1 || threads > 1024) throw std::invalid_argument(std::to_string(threads) + " threads; 1 to 1024 are possible");
-        auto movers = std::make_unique<Movers>(static_cast<size_t>(threads));
+        auto movers = std::make_unique<Movers>(static_cast<size_t>(threads), loop_bytes);
         PyObject* module = PyType_GetModule(type);
         PyObject* connection_type = module == nullptr ? nullptr : PyObject_GetAttrString(module, "TcpConnection");
         if (connection_type == nullptr) return nullptr;
@@ -242,7 +244,13 @@ PyObject* movers_abort(PyObject* self, PyObject* args, PyObject* kwargs) {
 }
 
 PyObject* movers_collect(PyObject* self, PyObject*) {
-    const std::vector<std::unique_ptr<Job>> jobs = movers_of(self).collect();
+    std::vector<std::unique_ptr<Job>> jobs;
+    if (movers_of(self).has_loop_jobs()) {
+        const Unlocked unlocked;
+        jobs = movers_of(self).collect();
+    } else {
+        jobs = movers_of(self).collect();
+    }
     PyObject* list = PyList_New(0);
     for (const auto& job : jobs) {
         if (list == nullptr) return nullptr;

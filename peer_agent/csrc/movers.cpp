@@ -15,7 +15,7 @@ namespace kvdir {
 namespace {
 
 // What an epoll event is about: one of these, or a ticket.
-constexpr uint64_t kKick = 0, kTimer = 1, kFirstTicket = 2;
+constexpr uint64_t kKick = 0, kTimer = 1, kDone = 2, kFirstTicket = 3;
 
 void signal_event(const Fd& event) {
     const uint64_t one = 1;
@@ -25,6 +25,14 @@ void signal_event(const Fd& event) {
 
 uint32_t epoll_events(Need need) {
     return EPOLLONESHOT | (need != Need::WRITE ? EPOLLIN | EPOLLRDHUP : 0U) | (need != Need::READ ? EPOLLOUT : 0U);
+}
+
+void add(const Fd& epoll, const Fd& fd, uint32_t events, uint64_t what) {
+    epoll_event event{};
+    event.events = events;
+    event.data.u64 = what;
+    if (epoll_ctl(epoll.get(), EPOLL_CTL_ADD, fd.get(), &event) != 0)
+        throw std::runtime_error("cannot watch an event descriptor: " + error_text(errno));
 }
 
 }  // namespace
@@ -38,20 +46,20 @@ std::thread start_thread(void (*body)(void*), void* argument) {
     return thread;
 }
 
-Movers::Movers(size_t threads)
-    : done_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+Movers::Movers(size_t threads, uint64_t loop_bytes)
+    : loop_bytes_(loop_bytes),
+      loop_epoll_(epoll_create1(EPOLL_CLOEXEC)),
+      done_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       kick_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       timer_(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)),
       last_ticket_(kFirstTicket - 1) {
-    if (!done_fd_ || !epoll_ || !kick_ || !timer_)
+    if (!loop_epoll_ || !done_fd_ || !epoll_ || !kick_ || !timer_)
         throw std::runtime_error("cannot create an event descriptor: " + error_text(errno));
-    for (const auto& [fd, what] : {std::pair{kick_.get(), kKick}, std::pair{timer_.get(), kTimer}}) {
-        epoll_event event{};
-        event.events = EPOLLIN | EPOLLET;  // edges: each write and each expiry wakes one thread, and nobody has to read them
-        event.data.u64 = what;
-        epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event);
-    }
+    add(loop_epoll_, done_fd_, EPOLLIN, kDone);
+    // Edges: each write and each expiry wakes one thread, and nobody has to read them.
+    add(epoll_, kick_, EPOLLIN | EPOLLET, kKick);
+    add(epoll_, timer_, EPOLLIN | EPOLLET, kTimer);
     try {
         for (size_t i = 0; i < threads; ++i)
             threads_.push_back(start_thread([](void* self) { static_cast<Movers*>(self)->work(); }, this));
@@ -69,6 +77,11 @@ uint64_t Movers::submit(std::unique_ptr<Job> job, Need need) {
     const uint64_t ticket = job->ticket = ++last_ticket_;
     if (job->deadline_ns != 0) deadlines_.emplace(job->deadline_ns, ticket);
     const auto at = tasks_.emplace(ticket, Task{std::move(job)}).first;
+    Task& task = at->second;
+    if (need != Need::TURN && task.job->bytes != 0 && task.job->bytes <= loop_bytes_ - in_loop_bytes_) {
+        task.in_loop = true;
+        in_loop_bytes_ += task.job->bytes;
+    }
     place(at, need);
     if (!ready_.empty()) kick();
     arm();
@@ -81,12 +94,40 @@ void Movers::abort(uint64_t ticket) {
     if (at != tasks_.end()) stop(at);
 }
 
-std::vector<std::unique_ptr<Job>> Movers::collect() {
-    uint64_t count = 0;
-    while (read(done_fd_.get(), &count, sizeof count) < 0 && errno == EINTR) {
-    }
+bool Movers::has_loop_jobs() {
     const std::lock_guard<std::mutex> guard(mutex_);
+    return in_loop_bytes_ != 0;
+}
+
+std::vector<std::unique_ptr<Job>> Movers::collect() {
+    std::unique_lock<std::mutex> guard(mutex_);
+    collecting_ = true;
+    if (in_loop_bytes_ != 0) run_in_loop(guard);
+    collecting_ = false;
+    if (std::exchange(signalled_, false)) {
+        uint64_t count = 0;
+        while (read(done_fd_.get(), &count, sizeof count) < 0 && errno == EINTR) {
+        }
+    }
     return std::exchange(done_, {});
+}
+
+void Movers::run_in_loop(std::unique_lock<std::mutex>& guard) {
+    epoll_event events[16];
+    guard.unlock();
+    const int ready = epoll_wait(loop_epoll_.get(), events, 16, 0);
+    guard.lock();
+    for (int i = 0; i < ready; ++i) {
+        const auto at = tasks_.find(events[i].data.u64);
+        if (at != tasks_.end() && at->second.at == At::WAITING) advance(at, guard);
+    }
+    if (!ready_.empty()) kick();  // jobs that turned out to be long
+}
+
+// A job that goes on in the threads, or is done.
+void Movers::leave_loop(Task& task) {
+    if (!std::exchange(task.in_loop, false)) return;
+    in_loop_bytes_ -= task.job->bytes;
 }
 
 void Movers::close() {
@@ -123,13 +164,17 @@ void Movers::run(std::unique_lock<std::mutex>& guard) {
         ready_.pop_front();
         if (at == tasks_.end()) continue;
         if (!ready_.empty()) kick();
-        at->second.at = At::RUNNING;
-        Job& job = *at->second.job;
-        guard.unlock();
-        const Need need = job.advance();
-        guard.lock();
-        return place(tasks_.find(job.ticket), need);  // others may have come and gone: iterators do not last
+        return advance(at, guard);
     }
+}
+
+void Movers::advance(Tasks::iterator at, std::unique_lock<std::mutex>& guard) {
+    at->second.at = At::RUNNING;
+    Job& job = *at->second.job;
+    guard.unlock();
+    const Need need = job.advance();
+    guard.lock();
+    place(tasks_.find(job.ticket), need);  // others may have come and gone: iterators do not last
 }
 
 void Movers::dispatch(uint64_t what) {
@@ -149,25 +194,31 @@ void Movers::place(Tasks::iterator at, Need need) {
         return finish(at);
     }
     task.at = need == Need::TURN ? At::READY : At::WAITING;
-    if (need == Need::TURN) return ready_.push_back(at->first);
-    if (watch(*task.job, need)) return;
+    if (need == Need::TURN) {
+        leave_loop(task);
+        return ready_.push_back(at->first);
+    }
+    if (watch(task, need)) return;
     task.job->end(PEER_LOST);
     finish(at);
 }
 
-bool Movers::watch(const Job& job, Need need) {
+bool Movers::watch(const Task& task, Need need) {
+    const int epoll = (task.in_loop ? loop_epoll_ : epoll_).get();
     epoll_event event{};
     event.events = epoll_events(need);
-    event.data.u64 = job.ticket;
-    if (epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, job.fd(), &event) == 0) return true;
-    return errno == ENOENT && epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, job.fd(), &event) == 0;
+    event.data.u64 = task.job->ticket;
+    if (epoll_ctl(epoll, EPOLL_CTL_MOD, task.job->fd(), &event) == 0) return true;
+    return errno == ENOENT && epoll_ctl(epoll, EPOLL_CTL_ADD, task.job->fd(), &event) == 0;
 }
 
 void Movers::finish(Tasks::iterator at) {
     deadlines_.erase({at->second.job->deadline_ns, at->first});
+    leave_loop(at->second);
     done_.push_back(std::move(at->second.job));
     tasks_.erase(at);
-    if (done_.size() == 1) signal_event(done_fd_);  // else it is signalled and not collected yet
+    if (collecting_ || std::exchange(signalled_, true)) return;
+    signal_event(done_fd_);
 }
 
 void Movers::stop(Tasks::iterator at) {

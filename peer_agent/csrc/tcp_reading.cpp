@@ -165,9 +165,10 @@ bool TcpReading::end_group(const Planned& plan, const Head& head) {
 }
 
 Status TcpReading::decide(uint32_t asked, uint32_t i, const wire::Trailer& trailer) const {
-    const Status before = verify_header(headers_[i], record(asked), job_.blocks[asked_[asked]]);
-    if (before != OK) return before;
-    if (trailer.generation_after != record(asked).generation) return TORN;
+    const uint64_t generation = record(asked).generation;
+    if (headers_[i].generation == generation && trailer.generation_after != generation) return TORN;  // so may be the header
+    const Status found = verify_header(headers_[i], record(asked), job_.blocks[asked_[asked]]);
+    if (found != OK) return found;
     return !job_.check || checksums_[i] == record(asked).checksum ? OK : CORRUPT;
 }
 

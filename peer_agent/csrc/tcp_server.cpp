@@ -16,10 +16,25 @@
 
 namespace kvdir {
 
+Grant::Grant(const Region& region, const Record* records, size_t count, uint64_t expires) : expires_ns(expires) {
+    for (size_t i = 0; i < count; ++i) {
+        if (records[i].state != 1) continue;
+        region.require(records[i].offset, records[i].length);
+        records_.push_back(records[i]);
+    }
+    while ((size_t{1} << (64 - shift_)) < 2 * records_.size()) --shift_;
+    table_.resize(size_t{1} << (64 - shift_));
+    for (uint32_t i = 0; i < records_.size(); ++i) {
+        size_t at = first_place(records_[i].offset);
+        while (table_[at] != 0) at = next_place(at);
+        table_[at] = i + 1;
+    }
+}
+
 const Record* Grant::find(uint64_t offset) const {
-    const auto at = std::lower_bound(records.begin(), records.end(), offset,
-                                     [](const Record& record, uint64_t wanted) { return record.offset < wanted; });
-    return at != records.end() && at->offset == offset ? &*at : nullptr;
+    for (size_t at = first_place(offset); table_[at] != 0; at = next_place(at))
+        if (records_[table_[at] - 1].offset == offset) return &records_[table_[at] - 1];
+    return nullptr;
 }
 
 TcpServer::TcpServer(Region region, uint64_t epoch, const std::string& host, uint16_t port, size_t max_connections,
@@ -54,15 +69,7 @@ void TcpServer::close() {
 }
 
 void TcpServer::grant(uint64_t lock, const Record* records, size_t count, uint64_t expires_ns) {
-    auto grant = std::make_shared<Grant>();
-    grant->expires_ns = expires_ns;
-    for (size_t i = 0; i < count; ++i) {
-        if (records[i].state != 1) continue;
-        region_.require(records[i].offset, records[i].length);
-        grant->records.push_back(records[i]);
-    }
-    std::sort(grant->records.begin(), grant->records.end(),
-              [](const Record& a, const Record& b) { return a.offset < b.offset; });
+    auto grant = std::make_shared<Grant>(region_, records, count, expires_ns);
     const std::lock_guard<std::mutex> guard(grants_mutex_);
     if (grants_.size() >= forget_at_) forget_expired(now_ns());
     auto& entry = grants_[lock];

@@ -3,7 +3,7 @@
 // Rules
 // - Only slots that a live grant names are served, at the generation and length that it names; anything else is a status.
 // - One epoll thread, non-blocking sockets. A slow reader holds its own socket buffer and nothing else; memory per
-//   connection is bounded (one request of kMaxRequestBlocks refs, one group of headers); a turn sends at most kTurnBytes.
+//   connection is bounded (one request of kMaxRequestBlocks refs, received and parsed); a turn moves at most kTurnBytes.
 // - A connection that does not finish its handshake, does not say hello, stops half way through a request, or does not drain its answer is closed after a
 //   while. When max_connections are open, the one idle for longest gives way, if any is idle at all.
 // - grant, revoke and stats may come from any thread; no lock is held while bytes move.
@@ -26,13 +26,25 @@
 namespace kvdir {
 
 // The slots that may be read under one lock until expires_ns. Immutable but for `revoked`.
-struct Grant {
-    std::vector<Record> records;  // ascending by offset
-    uint64_t expires_ns;
-    std::atomic<bool> revoked{false};
+class Grant {
+  public:
+    // Absent records are left out. std::invalid_argument if one is not a slot of the region.
+    Grant(const Region& region, const Record* records, size_t count, uint64_t expires_ns);
 
     const Record* find(uint64_t offset) const;
     bool live(uint64_t now) const { return !revoked.load(std::memory_order_acquire) && now < expires_ns; }
+
+    const uint64_t expires_ns;
+    std::atomic<bool> revoked{false};
+
+  private:
+    size_t first_place(uint64_t offset) const { return (offset * 0x9E3779B97F4A7C15ULL) >> shift_; }
+    size_t next_place(size_t at) const { return (at + 1) & (table_.size() - 1); }
+
+    std::vector<Record> records_;
+    // Open addressing by offset, a power of two and at most half full: positions in records_ plus one, 0 where nothing is.
+    std::vector<uint32_t> table_;
+    unsigned shift_ = 63;
 };
 
 struct ServerStats {
@@ -57,7 +69,7 @@ class TcpServer {
     ~TcpServer();
 
     uint16_t port() const { return port_; }
-    // Only present records count. std::invalid_argument if one is not a slot of the region.
+    // Replaces an earlier grant of the lock. std::invalid_argument as Grant says.
     void grant(uint64_t lock, const Record* records, size_t count, uint64_t expires_ns);
     void revoke(uint64_t lock);
     const ServerStats& stats() const { return stats_; }
@@ -84,7 +96,7 @@ class TcpServer {
     void next_part(Connection& connection);
     void begin_group(Connection& connection);
     void append_trailers(Connection& connection);
-    Status admit(const Connection& connection, const wire::SlotRef& ref, uint64_t now, SlotHeader* header) const;
+    Status admit(const Connection& connection, const wire::SlotRef& ref, uint64_t now) const;
     bool refuse_protocol();
     std::shared_ptr<const Grant> grant_of(uint64_t lock);
     void forget_expired(uint64_t now);

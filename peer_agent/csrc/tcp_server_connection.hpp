@@ -22,7 +22,7 @@ struct TcpServer::Connection {
     bool greeted = false;
     bool last_words = false;      // close once `out` is sent
     std::vector<uint8_t> input;   // at most kInputBytes
-    IoList out;                   // points into `control`, `headers` and the arena
+    IoList out;                   // points into `control` and the arena
     std::vector<uint8_t> control;
 
     // The answer under way. Positions below `first` are done, [first, end) is the group in `out`.
@@ -33,7 +33,6 @@ struct TcpServer::Connection {
     std::shared_ptr<const Grant> grant;
     uint32_t first = 0, end = 0;
     std::array<uint8_t, wire::kGroupBlocks> statuses{};
-    std::array<SlotHeader, wire::kGroupBlocks> headers{};
 
     bool idle() const { return greeted && !answering && input.empty() && out.done(); }
 };

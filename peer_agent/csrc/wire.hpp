@@ -14,11 +14,11 @@
 //   both sides know it beforehand and the reader can receive payloads of a whole group straight into their slots.
 //
 // Invariants
-// - The header is the owner's copy from before the first payload byte was copied by the kernel or the TLS engine; the trailer
-//   holds the generation as it was after the last payload byte of the group was copied. A stream that says that bytes have
-//   moved has copied them (stream.hpp): sendmsg into socket buffers, TLS when it encrypts them, which is earlier. So a change
-//   of the slot during any copy shows in the trailer, encrypted or not. Zero-copy sending would need the kernel's word that
-//   the pages were sent before the trailer is read.
+// - Header and payload of a slot are sent as they lie there, between two looks at its generation: the owner's when the group
+//   begins (it must be the asked one), and the trailer's after the last byte of the group was copied. What is copied in between
+//   is what the sequence lock of slot.hpp protects, header included. A stream that says that bytes have moved has copied them
+//   (stream.hpp): sendmsg into socket buffers, TLS when it encrypts them, which is earlier. Zero-copy sending would need the
+//   kernel's word that the pages were sent before the trailer is read.
 // - Under TLS all frames are inside of it, hellos first. Who speaks TLS to a plane without, or the other way round, is
 //   answered in the other's language (a hello, a fatal alert), so that both ends can say what is wrong.
 // - Slots are refused one by one (ABSENT, STALE) without ending the connection. A frame that cannot come from an honest

@@ -21,6 +21,10 @@ from peer_agent import _native
 
 Result = bytes | str | _native.TcpConnection
 
+LOOP_BYTES = 2 << 20
+"""Payload of tcp reads that the event loop itself may have under way, bytes. Waking a thread and being woken by it costs a
+small read as much as its bytes do; what the loop receives at a time is what lies in the socket, some 100 us of work."""
+
 MOST_THREADS = 8
 """Copies are bound by memory bandwidth, which a few cores use up."""
 
@@ -28,9 +32,10 @@ MOST_THREADS = 8
 class Movers:
     """Native threads that the planes of one agent share, bound to the event loop of their first job."""
 
-    def __init__(self, *, threads: int = 0) -> None:
-        """threads: 0 means one per core that we may use, 2 to MOST_THREADS."""
+    def __init__(self, *, threads: int = 0, loop_bytes: int = LOOP_BYTES) -> None:
+        """threads: 0 means one per core that we may use, 2 to MOST_THREADS. loop_bytes: see LOOP_BYTES."""
         self._threads = threads or min(max(2, len(os.sched_getaffinity(0))), MOST_THREADS)
+        self._loop_bytes = loop_bytes
         self._native: _native.Movers | None = None
         self._users = 0
         self._waiting: dict[int, asyncio.Future[Result]] = {}
@@ -39,7 +44,7 @@ class Movers:
     def attach(self) -> Movers:
         """One more plane that uses these threads, which run from the first `attach` to the last `close`. Returns itself."""
         if self._native is None:
-            self._native = _native.Movers(self._threads)
+            self._native = _native.Movers(self._threads, self._loop_bytes)
         self._users += 1
         return self
 

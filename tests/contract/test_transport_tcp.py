@@ -21,7 +21,7 @@ from peer_agent.transport.fake import Fault
 from peer_agent.transport.faulty_owner import faulty_owner
 from peer_agent.transport.movers import Movers
 from peer_agent.transport.registry import PlaneOptions, open_transports
-from peer_agent.transport.tcp import DESCRIPTOR, DESCRIPTOR_VERSION, TcpTransport
+from peer_agent.transport.tcp import DESCRIPTOR, PLAIN_VERSION, TcpTransport
 
 DIGEST = b"tcp plane".ljust(32, b".")
 BLOCK = 4096
@@ -101,7 +101,7 @@ async def test_each_silent_peer_is_late_at_its_own_deadline_when_many_are_read(t
 async def test_connects_are_made_when_many_peers_take_connections_and_say_nothing(tmp_path: Path) -> None:
     async with tcp_rig(tmp_path) as rig:
         with socket.create_server(("127.0.0.1", 0), backlog=SILENT) as mute:
-            descriptor = DESCRIPTOR.pack(DESCRIPTOR_VERSION, 0, mute.getsockname()[1], 1) + b"127.0.0.1"
+            descriptor = DESCRIPTOR.pack(PLAIN_VERSION, 0, mute.getsockname()[1], 1) + b"127.0.0.1"
             connects = [asyncio.create_task(rig.reader.connect(descriptor, deadline_s=60)) for _ in range(SILENT)]
             await asyncio.sleep(0)
             connection = await rig.connect()

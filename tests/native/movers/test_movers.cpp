@@ -93,7 +93,7 @@ std::unordered_map<uint64_t, Ended> collect_until(Movers& movers, size_t count) 
 
 TEST(every_job_comes_back_once_whatever_is_ready_aborted_late_or_closed) {
     for (int round = 0; round < 300; ++round) {
-        Movers movers(1 + below(4));
+        Movers movers(1 + below(4), below(40));
         std::vector<Fd> peers;
         std::unordered_map<uint64_t, Ended> found;
         const uint64_t submitted = below(60);
@@ -106,7 +106,9 @@ TEST(every_job_comes_back_once_whatever_is_ready_aborted_late_or_closed) {
             }
             const Need need = socket ? Need::READ : Need::TURN;
             const uint64_t deadline = below(3) == 0 ? soon(below(3)) : soon();
-            const uint64_t ticket = movers.submit(std::make_unique<ProbeJob>(std::move(socket), below(5), deadline), need);
+            auto job = std::make_unique<ProbeJob>(std::move(socket), below(5), deadline);
+            job->bytes = below(20);  // some are run by collect
+            const uint64_t ticket = movers.submit(std::move(job), need);
             if (below(4) == 0) movers.abort(1 + ticket - below(4));
             for (const Fd& peer : peers)
                 if (below(4) == 0) poke(peer);
@@ -128,7 +130,7 @@ TEST(every_job_comes_back_once_whatever_is_ready_aborted_late_or_closed) {
 }
 
 TEST(silent_peers_cost_others_nothing_when_they_are_more_than_the_threads) {
-    Movers movers(2);
+    Movers movers(2, 0);
     std::vector<Fd> silent;
     for (int i = 0; i < 200; ++i) {
         Pair pair;
@@ -147,7 +149,7 @@ TEST(silent_peers_cost_others_nothing_when_they_are_more_than_the_threads) {
 }
 
 TEST(waiting_jobs_end_at_their_own_deadlines_in_any_order_of_submission) {
-    Movers movers(2);
+    Movers movers(2, 0);
     std::vector<Fd> silent;
     const uint64_t begun = now_ns();
     for (const uint64_t ms : {60, 20, 40, 20000}) {
@@ -164,7 +166,7 @@ TEST(waiting_jobs_end_at_their_own_deadlines_in_any_order_of_submission) {
 }
 
 TEST(aborted_jobs_end_at_once_without_a_thread) {
-    Movers movers(1);
+    Movers movers(1, 0);
     Pair pair;
     const uint64_t ticket = movers.submit(std::make_unique<ProbeJob>(std::move(pair.ours), 1, soon()), Need::READ);
     movers.abort(ticket);
@@ -173,7 +175,7 @@ TEST(aborted_jobs_end_at_once_without_a_thread) {
 }
 
 TEST(long_jobs_take_turns_with_short_ones) {
-    Movers movers(1);
+    Movers movers(1, 0);
     const uint64_t endless = movers.submit(std::make_unique<ProbeJob>(Fd(), UINT64_MAX, soon()));
     for (int i = 0; i < 20; ++i) {
         movers.submit(std::make_unique<ProbeJob>(Fd(), 1, soon()));
@@ -181,4 +183,30 @@ TEST(long_jobs_take_turns_with_short_ones) {
     }
     movers.abort(endless);
     CHECK(collect_until(movers, 1).count(endless) == 1);
+}
+
+TEST(small_jobs_are_run_by_who_collects_and_large_ones_by_threads) {
+    Movers movers(1, 100);
+    Pair small, large;
+    const auto here = std::this_thread::get_id();
+    struct WhereJob final : Job {
+        std::thread::id ran;
+        int socket;
+        WhereJob(int fd, uint64_t size) : socket(fd) { bytes = size; }
+        Need advance() noexcept override { return ran = std::this_thread::get_id(), Need::NOTHING; }
+        void end(Status) noexcept override {}
+        void interrupt() noexcept override {}
+        int fd() const noexcept override { return socket; }
+    };
+    const uint64_t first = movers.submit(std::make_unique<WhereJob>(small.ours.get(), 60), Need::READ);
+    movers.submit(std::make_unique<WhereJob>(large.ours.get(), 60), Need::READ);  // together more than 100
+    CHECK(movers.has_loop_jobs() && poke(small.theirs) && poke(large.theirs));
+    for (size_t count = 0; count < 2;) {
+        CHECK(wait_for(movers.fd(), short{POLLIN}, soon()));
+        for (const auto& job : movers.collect()) {
+            CHECK((static_cast<WhereJob&>(*job).ran == here) == (job->ticket == first));
+            ++count;
+        }
+    }
+    CHECK(!movers.has_loop_jobs());
 }
