@@ -10,7 +10,7 @@ from peer_agent.core.cost import Recompute
 from peer_agent.core.effects import LoadStatus
 from peer_agent.core.figures import PathFigures
 from peer_agent.core.nominees import Claim, PeerFigures, claims
-from peer_agent.core.orders import Ask, Fetch, Limits, Outcome, Terms
+from peer_agent.core.orders import BACKGROUND_LIMITS, Ask, Fetch, Limits, Outcome, Terms
 from peer_agent.core.plan import ReadPlan
 from peer_agent.core.sources import Verdict
 
@@ -259,6 +259,42 @@ def test_a_hit_is_final_when_later_news_are_bad():
     assert statuses(plan) == [LoadStatus.HIT_PEER]
 
 
+def test_a_block_without_a_slot_is_not_tried_again():
+    plan = plan_of(2, claim("a", [0, 1]))
+    (ask,) = plan.next_asks(0)
+    plan.answered(ask, [0, 1], now_s=0)
+    (fetch,) = plan.next_fetches(0)
+    plan.fetched(fetch, bytes([Outcome.NO_ROOM, Outcome.HERE]), now_s=0)
+    assert plan.next_fetches(0) == ()
+    assert plan.over(0)
+    assert statuses(plan) == [LoadStatus.MISS, LoadStatus.HIT_PEER]
+
+
+def test_bytes_that_did_not_arrive_do_not_count_against_the_budget():
+    plan = plan_of(4, claim("a", range(4)), limits=Limits(max_read_bytes=2 * BLOCK))
+    (ask,) = plan.next_asks(0)
+    plan.answered(ask, range(4), now_s=0)
+    (first,) = plan.next_fetches(0)
+    assert first.positions == (0, 1)
+    plan.fetched(first, bytes([Outcome.STALE, Outcome.HERE]), now_s=0)
+    (second,) = plan.next_fetches(0)
+    assert second.positions == (2,)
+    plan.fetched(second, all_of(second, Outcome.HERE), now_s=0)
+    assert plan.next_fetches(0) == ()
+    assert plan.explain().nominees[0].remark == "the load's byte budget was spent"
+
+
+def test_nothing_is_planned_that_would_arrive_after_the_deadline():
+    plan = plan_of(100, claim("a", range(100)), figures={"a": SLOW}, deadline_s=0.04)  # 2.6 ms a block
+    (ask,) = plan.next_asks(0)
+    plan.answered(ask, range(100), now_s=0.001)
+    fetches = plan.next_fetches(0.001)
+    assert 10 < sum(len(fetch.positions) for fetch in fetches) < 15
+    assert fetches[0].positions[0] == 0, "the head first"
+    plan.out_of_time()
+    assert set(statuses(plan)) == {LoadStatus.LATE}
+
+
 # hedges
 
 
@@ -283,6 +319,45 @@ def test_an_overdue_read_is_doubled_once_and_the_loser_is_named():
     needless = plan.fetched(hedges[0], all_of(hedges[0], Outcome.HERE), now_s=now_s)
     assert needless == (stuck[0],)
     assert plan.hedges_won == 1
+
+
+def test_reads_made_twice_keep_their_own_budget():
+    limits = Limits(fetches_per_source=1, min_chunk_bytes=BLOCK, max_chunk_bytes=BLOCK, hedge_share=2 / 64)
+    plan = plan_of(64, *(claim(name, range(64)) for name in "abcd"), limits=limits)
+    for ask in plan.next_asks(0):
+        plan.answered(ask, range(64), now_s=0)
+    *stuck, last = plan.next_fetches(0)
+    assert len(stuck) == 3
+    plan.fetched(last, all_of(last, Outcome.HERE), now_s=0.5)
+    while fetches := plan.next_fetches(0.5):
+        for fetch in fetches:
+            plan.fetched(fetch, all_of(fetch, Outcome.HERE), now_s=0.5)
+    assert plan.hedges == plan.hedges_won == 2
+    assert plan.results.count(LoadStatus.HIT_PEER) == 63
+
+
+def test_a_background_read_is_never_made_twice():
+    plan = plan_of(8, *(claim(name, range(8), StreamState.GAP) for name in "ab"), limits=BACKGROUND_LIMITS)
+    for ask in plan.next_asks(0):
+        plan.answered(ask, range(8), now_s=0)
+    stuck, *others = plan.next_fetches(0)
+    for fetch in others:
+        plan.fetched(fetch, all_of(fetch, Outcome.HERE), now_s=0.5)
+    assert stuck in plan.overdue(0.5)
+    assert all(fetch.hedges is None for fetch in plan.next_fetches(0.5))
+
+
+def test_an_overdue_read_is_told_again_when_it_has_taken_twice_as_long():
+    plan = plan_of(1, claim("a", [0]))
+    (ask,) = plan.next_asks(0)
+    plan.answered(ask, [0], now_s=0)
+    (fetch,) = plan.next_fetches(0)
+    due_s = plan.next_wake_s(0)
+    assert plan.overdue(due_s / 2) == ()
+    assert plan.overdue(due_s) == (fetch,)
+    assert plan.overdue(due_s) == ()
+    assert plan.next_wake_s(due_s) == 2 * due_s
+    assert plan.overdue(2 * due_s) == (fetch,)
 
 
 # cost
