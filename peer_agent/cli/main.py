@@ -12,6 +12,7 @@ from kvdir.cli.output import EXIT_CODES_HELP
 COMMANDS: Mapping[str, Entry] = {
     "serve": Entry("peer_agent.cli.serve:serve", "Run this node's agent.", "Run"),
     "inventory": Entry("peer_agent.cli.inventory:inventory", "What an agent holds, by namespace and size class.", "Ask"),
+    "explain": Entry("peer_agent.cli.explain_load:explain", "Load blocks, and tell why it went as it did.", "Ask"),
     "probe": Entry("peer_agent.cli.probe:probe", "Is a peer reachable, by which planes, how fast.", "Ask"),
     "bench": Entry("peer_agent.cli.bench:bench", "Measure the data planes on this machine.", "Try"),
 }

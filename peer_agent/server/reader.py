@@ -119,8 +119,9 @@ class Reader:
         load.plan.hold(self._fetcher.lock_here(load, range(len(fingerprints))), LoadStatus.HIT_LOCAL)
         if load.plan.remaining and not local_only and self._directory is not None:
             await self._bring(load)
-            load.net_gain_s = load.plan.net_gain_s(self._clock() - began_s)
-        self._count(load, spent_s=self._clock() - began_s)
+        spent_s = self._clock() - began_s
+        load.net_gain_s = load.plan.net_gain_s(spent_s)
+        self._count(load, spent_s=spent_s)
         return load
 
     async def _bring(self, load: Load) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from kvdir.testing.wait import eventually
 from peer_agent.core.effects import LoadStatus
+from peer_agent.server.metrics import AgentCollector
 from peer_agent.testing import LocalCluster, local_cluster, sample_namespace
 
 TRANSPORTS = [("shm", "tcp"), ("tcp",)]
@@ -241,3 +243,72 @@ async def test_nobody_is_called_when_all_blocks_are_here(pair: LocalCluster, mon
     assert calls_at(pair, "a") == before
     assert pair.agents["b"].reader._tasks.failures == 0
     assert len(pair.agents["b"].reader._tasks) == 0
+
+
+@pytest.mark.parametrize(("prefill_tokens_per_s", "served"), [(1e9, 0), (100.0, 20), (0.0, 20)])
+async def test_hits_that_cost_more_than_they_save_are_left_where_they_are(
+    pair: LocalCluster, prefill_tokens_per_s: float, served: int
+):
+    """A block has 16 tokens: at 1e9 tokens/s it is recomputed in 16 ns, at 100 in 160 ms."""
+    fingerprints = pair.blocks.chain(20)
+    writer, reader = await pair.engine("a"), await pair.engine("b", prefill_tokens_per_s=prefill_tokens_per_s)
+    await writer.store(fingerprints, pair.blocks.data(fingerprints))
+    await pair.wait_known("a")
+    into = pair.blocks.room(fingerprints)
+    result = await reader.load(fingerprints, into=into, explain=True)
+    assert result.count(LoadStatus.HIT_PEER) == served
+    assert result.count(LoadStatus.SKIPPED) == 20 - served
+    pair.blocks.check(fingerprints, into, result)
+    counters = pair.agents["b"].reader.counters
+    assert counters.blocks[LoadStatus.SKIPPED] == 20 - served
+    (nominee,) = result.explanation["nominees"]
+    if not served:
+        assert (result.net_gain_us, nominee["verdict"]) == (0, "not asked: recomputing is faster")
+        assert calls_at(pair, "a").get("Lock", 0) == 0
+    elif prefill_tokens_per_s:
+        assert 0 < result.net_gain_us < 20 * 160_000
+        assert counters.saved_s == pytest.approx(20 * 0.16)
+        assert counters.spent_s == pytest.approx(counters.saved_s - result.net_gain_us / 1e6, abs=1e-4)
+        assert result.predicted_us > 0
+    else:
+        assert (result.net_gain_us, counters.saved_s, counters.spent_s) == (0, 0, 0)
+
+
+async def test_namespace_file_says_the_prefill_rate_when_the_engine_does_not(directory: Path):
+    async with local_cluster(directory, "a", coordinator=True) as cluster:
+        file = directory / "with-rate.json"
+        fields = json.loads(cluster.namespace.canonical())
+        del fields["version"]
+        file.write_text(json.dumps(fields | {"prefill_tokens_per_s": 1e9}))
+        await cluster.start_agent("b", namespaces=(str(file),))
+        fingerprints = cluster.blocks.chain(5)
+        writer, reader = await cluster.engine("a"), await cluster.engine("b")
+        await writer.store(fingerprints, cluster.blocks.data(fingerprints))
+        await cluster.wait_known("a")
+        result = await reader.load(fingerprints, into=cluster.blocks.room(fingerprints))
+        assert result.count(LoadStatus.SKIPPED) == 5
+
+
+async def test_metrics_tell_predictions_gain_and_queues_without_naming_peers(pair: LocalCluster):
+    fingerprints = pair.blocks.chain(20)
+    writer, reader = await pair.engine("a"), await pair.engine("b", prefill_tokens_per_s=100.0)
+    await writer.store(fingerprints, pair.blocks.data(fingerprints))
+    await pair.wait_known("a")
+    await reader.load(fingerprints, into=pair.blocks.room(fingerprints))
+    agent = pair.agents["b"]
+    collector = AgentCollector(
+        store=agent.store, reader=agent.reader, peers=agent.reader._peers, turns=agent.reader._fetcher._turns,
+        publishing=agent.publishing, outbox=agent.publishing._outbox, calls=agent._listeners.calls, bugs=lambda: 0,
+        tasks=agent.reader._tasks, planes={},
+    )  # fmt: skip
+    samples = [sample for family in collector.collect() for sample in family.samples]
+    values = {(sample.name, *sorted(sample.labels.items())): sample.value for sample in samples}
+    plane = pair.agents["b"].config.transports[0]
+    assert values["peer_agent_read_prediction_ratio_count", ("plane", plane)] == 1
+    assert values["peer_agent_load_prediction_ratio_count",] == 1
+    assert values["peer_agent_net_gain_seconds",] > 0
+    assert values["peer_agent_saved_seconds_total",] == pytest.approx(3.2)
+    assert values["peer_agent_load_blocks_total", ("status", "skipped")] == 0
+    assert values["peer_agent_queued_reads", ("priority", "prefetch")] == 0
+    assert values["peer_agent_flight_bytes",] == 0
+    assert not any("a" in sample.labels.values() for sample in samples)
