@@ -74,6 +74,9 @@ class Reads:
                 await self.drop(peer)
             if peer.link is None:
                 peer.link = await self._backend.connect(peer.memory)
+                if peer.forgotten:  # meanwhile
+                    await self.drop(peer)
+                    raise ConnectionError("closed")
             return peer.link
 
     async def drop(self, peer: Peer) -> None:

@@ -52,8 +52,7 @@ class MoverTransport:
     def __init__(self, arena: Arena, *, backend: str, settings: Mapping[str, str] | None = None, name: str = "") -> None:
         self.name = name or backend
         self._arena = arena
-        self._spec = MoverSpec(backend, arena.fd, arena.arena_bytes, dict(settings or {}))
-        self._process = MoverProcess(self._spec)
+        self.process = MoverProcess(MoverSpec(backend, arena.fd, arena.arena_bytes, dict(settings or {})))
         self._starting: asyncio.Task[Opened] | None = None
         self._numbers = itertools.count(1)
         self._connections: set[MoverConnection] = set()
@@ -76,9 +75,16 @@ class MoverTransport:
     async def connect(self, descriptor: bytes, *, deadline_s: float) -> MoverConnection:
         until_s = time.monotonic() + deadline_s
         wanted = _Descriptor.parse(descriptor, self.name)
-        connection = MoverConnection(self, self._arena, self._process, wanted, next(self._numbers))
+        connection = MoverConnection(self, self._arena, self.process, wanted, next(self._numbers))
         await self._opened(until_s=until_s)
-        await connection.open(until_s=until_s)
+        try:
+            await connection.open(until_s=until_s)
+        except TimeoutError:
+            connection.abandon()
+            raise ConnectionError(f"no answer from the peer's {self.name} mover in {deadline_s} s") from None
+        except BaseException:
+            connection.abandon()
+            raise
         self._connections.add(connection)
         return connection
 
@@ -87,12 +93,12 @@ class MoverTransport:
 
     def stats(self) -> dict[str, int]:
         """mover_starts, mover_kills (silent ones), peers."""
-        return {"mover_starts": self._process.starts, "mover_kills": self._process.kills, "peers": len(self._connections)}
+        return {"mover_starts": self.process.starts, "mover_kills": self.process.kills, "peers": len(self._connections)}
 
     @property
     def pid(self) -> int:
         """Of our mover; 0 while there is none."""
-        return self._process.pid
+        return self.process.pid
 
     @property
     def lanes(self) -> dict[str, int]:
@@ -108,19 +114,19 @@ class MoverTransport:
             await connection.close()
         if self._starting is not None:
             await asyncio.wait({self._starting})
-        await self._process.close()
+        await self.process.close()
 
     async def _opened(self, *, until_s: float) -> Opened:
         """What our mover said of itself. The first caller starts it, and waits for that as long as it takes."""
         if self._starting is None:
-            self._starting = asyncio.create_task(self._process.start(), name=f"start-{self.name}")
+            self._starting = asyncio.create_task(self.process.start(), name=f"start-{self.name}")
         if not self._starting.done():
             await asyncio.wait({self._starting})
         try:
             self._starting.result()
         except BackendError as error:
             raise ConfigError([f"transports: {fault}" for fault in error.faults]) from error
-        return await self._process.ready(until_s=until_s)
+        return await self.process.ready(until_s=until_s)
 
 
 class MoverConnection:
@@ -179,6 +185,12 @@ class MoverConnection:
             statuses = uniform_statuses(blocks, ReadStatus.LATE if late else ReadStatus.PEER_LOST)
             return settled_outcome(blocks, statuses, settled=_settled(asked))
         return await self._outcome(blocks, asked, until_s)
+
+    def abandon(self) -> None:
+        """Closes what may have come into being, without waiting for it."""
+        self._closed = True
+        with contextlib.suppress(ConnectionError):
+            self._process.ask(lambda ticket: Forget(ticket, self._number))
 
     async def close(self) -> None:
         if self._closed:

@@ -21,6 +21,7 @@ import pytest
 from peer_agent.memory.arena import Arena
 from peer_agent.memory.layout import HEADER_BYTES, SizeClass
 from peer_agent.mover import process, reads
+from peer_agent.mover.messages import Ping
 from peer_agent.transport.base import ReadList, ReadOutcome, ReadStatus
 from peer_agent.transport.check_movers import DIGEST, MoverRig, eventually, mover_rig, stop
 from peer_agent.transport.check_rig import DEADLINE_S, Stored
@@ -51,10 +52,12 @@ async def read(rig: MoverRig, connection: MoverConnection, stored: Stored, *, fi
     return rig.expect(await connection.read(blocks, deadline_s=DEADLINE_S), blocks, stored)
 
 
-async def under_way(connection: MoverConnection, blocks: ReadList, *, deadline_s: float = 60) -> asyncio.Task[ReadOutcome]:
-    """A read that has reached our mover, which has had a moment to post its gets."""
-    task = asyncio.create_task(connection.read(blocks, deadline_s=deadline_s))
-    await asyncio.sleep(0.05)
+async def under_way(rig: MoverRig, connection: MoverConnection, blocks: ReadList) -> asyncio.Task[ReadOutcome]:
+    """A read whose gets our mover has posted: it takes messages in order, and answered two that came later."""
+    task = asyncio.create_task(connection.read(blocks, deadline_s=60))
+    await asyncio.sleep(0)
+    for _ in range(2):
+        await rig.reader.process.ask(Ping).answer
     assert not task.done()
     return task
 
@@ -75,7 +78,7 @@ async def test_peer_is_lost_promptly_when_its_mover_is_killed_in_a_read(backend:
         assert await read(rig, connection, stored) == [OK] * 8
         blocks = rig.request(stored)
         await stop(victim := rig.owner.pid)  # so that the read is under way for certain
-        task = await under_way(connection, blocks)
+        task = await under_way(rig, connection, blocks)
         os.kill(victim, signal.SIGKILL)
         killed = time.monotonic()
         outcome = await task
@@ -112,7 +115,7 @@ async def test_reads_are_lost_promptly_when_our_own_mover_is_killed_in_a_read(ba
         connection, stored = await rig.reader.connect(await rig.owner.export(), deadline_s=DEADLINE_S), rig.store(range(4))
         async with stopped(rig.owner.pid):
             blocks = rig.request(stored)
-            task = await under_way(connection, blocks)
+            task = await under_way(rig, connection, blocks)
             os.kill(rig.reader.pid, signal.SIGKILL)
             begun = time.monotonic()
             outcome = await task
@@ -158,6 +161,18 @@ async def test_late_read_settles_and_nothing_is_written_afterwards_when_the_peer
         assert holds(rig, blocks, b"\x5a")
 
 
+async def test_connect_fails_by_its_deadline_when_the_peers_mover_is_stopped(tmp_path: Path) -> None:
+    async with mover_rig(tmp_path, "ucx", EMULATED) as rig:
+        descriptor, stored = await rig.owner.export(), rig.store(range(2))
+        async with stopped(rig.owner.pid):
+            begun = time.monotonic()
+            with pytest.raises(ConnectionError, match="no answer"):
+                await rig.reader.connect(descriptor, deadline_s=SHORT_S)
+            assert time.monotonic() - begun < SHORT_S + SLACK_S
+        connection = await rig.reader.connect(descriptor, deadline_s=DEADLINE_S)
+        assert await read(rig, connection, stored) == [OK] * 2
+
+
 async def test_slots_are_written_only_until_settled_when_a_transfer_comes_late(tmp_path: Path) -> None:
     """The quarantine is needed: this backend does write after the deadline. And it is enough."""
     async with mover_rig(tmp_path, "fake", {}, reader_settings={"fault": "late"}) as rig:
@@ -177,7 +192,7 @@ async def test_cancelled_read_waits_for_late_writes_when_the_peer_is_stopped(tmp
         connection, stored = await rig.reader.connect(await rig.owner.export(), deadline_s=DEADLINE_S), rig.store(range(2))
         blocks = rig.request(stored)
         fill(rig, blocks, b"\0")
-        task = await under_way(connection, blocks)
+        task = await under_way(rig, connection, blocks)
         task.cancel()
         await asyncio.wait({task}, timeout=DEADLINE_S)
         assert task.cancelled()
