@@ -81,13 +81,13 @@ bench: setup $(PEERS)/.installed ## All benchmarks, as tables
 	$(BIN)/kvdir bench sketch
 	$(BIN)/kvdir bench snapshot
 	$(BIN)/kvdir bench faults
-	$(BIN)/peer-agent bench read --peers-python $(PEERS)/bin/python
+	$(BIN)/peer-agent bench read --peers-python $(PEERS)/bin/python --allow-emulated-rma
 	$(BIN)/peer-agent bench load
 	$(BIN)/peer-agent bench fairness
 	$(BIN)/peer-agent bench idle
 
 bench-read: setup $(PEERS)/.installed ## Reads of all planes beside NIXL and Mooncake, against the bars (ARGS="--runs 1")
-	$(BIN)/python bench/read.py --peers-python $(PEERS)/bin/python $(ARGS)
+	$(BIN)/python bench/read.py --peers-python $(PEERS)/bin/python --allow-emulated-rma $(ARGS)
 
 $(PEERS)/.installed: bench/install_peers.sh
 	bench/install_peers.sh $(BIN)/python $(PEERS) $(NIXL)

@@ -38,6 +38,11 @@ def read_options(function: F) -> F:
                 show_default="this one",
                 help='A Python that has NIXL or Mooncake Transfer Engine installed; "" leaves them out.',
             ),
+            click.option(
+                "--allow-emulated-rma",
+                is_flag=True,
+                help="ucx and nixl without RDMA: over loopback TCP, where for that time any local process may read the blocks.",
+            ),
             output_option,
             progress_option,
         )
@@ -48,10 +53,10 @@ def read_options(function: F) -> F:
 
 @bench.command(short_help="Verified reads, all planes, beside memcpy, raw TCP, NIXL, Mooncake.")
 @read_options
-def read(seconds_per_cell: float, runs: int, peers_python: str, output: str, progress: bool | None) -> None:
+def read(output: str, progress: bool | None, **options: Any) -> None:
     """Verified reads by every plane, at several block sizes and counts, beside memcpy and a raw TCP stream.
 
-    NIXL and Mooncake Transfer Engine take part where they are installed; what is left out is said, with the reason.
+    Planes, NIXL and Mooncake Transfer Engine take part where they can; what is left out is said, with the reason.
 
     \b
     Examples:
@@ -59,25 +64,25 @@ def read(seconds_per_cell: float, runs: int, peers_python: str, output: str, pro
       peer-agent bench read --runs 1 --seconds-per-cell 0.5 --peers-python ""
       make bench-read                              installs both libraries apart, and judges
     """
-    measure_reads(seconds_per_cell, runs, peers_python, output=output, progress=progress)
+    measure_reads(output=output, progress=progress, **options)
 
 
 def measure_reads(
-    seconds_per_cell: float,
-    runs: int,
-    peers_python: str,
     *,
     output: str,
     progress: bool | None,
     judge: Callable[[Document], Mapping[str, Any]] = lambda document: {},
+    **options: Any,
 ) -> Document:
-    """Runs the bench and prints its table or document; what `judge` says about it becomes part of both."""
+    """Runs the bench and prints its table or document; what `judge` says about it becomes part of both.
+
+    options: of BenchOptions, as `read_options` collects them.
+    """
     from peer_agent.cli.bench_read import BenchOptions, run_read_bench
     from peer_agent.cli.bench_read.view import read_view
 
     def measure(advance: Advance) -> Document:
-        options = BenchOptions(seconds_per_cell=seconds_per_cell, runs=runs, peers_python=peers_python)
-        figures = run_read_bench(options, progress=advance)
+        figures = run_read_bench(BenchOptions(**options), progress=advance)
         return {**figures, **judge(figures)}
 
     return run_bench("read", measure, output=output, progress=progress, view=read_view)

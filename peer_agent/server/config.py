@@ -15,7 +15,7 @@ from kvdir.config import setting
 from kvdir.rpc.channel import DEFAULT_MAX_MESSAGE_BYTES
 from peer_agent.transport.tls import TlsFiles
 
-TRANSPORTS = ("shm", "tcp", "ucx")
+TRANSPORTS = ("shm", "tcp", "ucx", "nixl")
 DEFAULT_TRANSPORTS = ("shm", "tcp")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 UNIX_PATH_LIMIT_BYTES = 107
@@ -58,13 +58,15 @@ class AgentConfig:
     )
     insecure: bool = setting(False, "Allow addresses beyond loopback although nothing is encrypted or authenticated.")
     transports: tuple[str, ...] = setting(
-        DEFAULT_TRANSPORTS, "Data planes to offer and to use, the preferred one first: shm, tcp, ucx (RDMA).", metavar="NAMES"
+        DEFAULT_TRANSPORTS,
+        "Data planes to offer and to use, the preferred one first: shm, tcp, ucx, nixl (the two for RDMA).",
+        metavar="NAMES",
     )
     ucp_library: str = setting(
         "", "libucp.so.0 of UCX 1.19 or newer for ucx. Empty: KVDIR_UCP_LIBRARY, or the system's.", metavar="PATH"
     )
     allow_emulated_rma: bool = setting(
-        False, "TESTING ONLY: ucx without RDMA, on loopback, where any local process may read all of the arena."
+        False, "TESTING ONLY: ucx, nixl without RDMA, on loopback, where any local process may read all of the arena."
     )
 
     devices: tuple[str, ...] = setting(

@@ -87,10 +87,10 @@ for line in sys.stdin:
 
 def test_merged_figures_are_medians_when_there_are_several_runs() -> None:
     runs = [
-        [{"plane": "shm", "block_bytes": 1, "blocks": 2, "gb_per_s": speed, "ratio_to_nixl": 2.0, "rounds": 5}]
+        [{"plane": "shm", "block_bytes": 1, "blocks": 2, "gb_per_s": speed, "ratio_to_raw_nixl": 2.0, "rounds": 5}]
         for speed in (1.0, 9.0, 2.0)
     ]
-    del runs[1][0]["ratio_to_nixl"]  # a peer that was left out from then on
+    del runs[1][0]["ratio_to_raw_nixl"]  # a peer that was left out from then on
     assert merge(runs) == [
-        {"plane": "shm", "block_bytes": 1, "blocks": 2, "gb_per_s": 2.0, "ratio_to_nixl": 2.0, "rounds": 15, "runs": 3}
+        {"plane": "shm", "block_bytes": 1, "blocks": 2, "gb_per_s": 2.0, "ratio_to_raw_nixl": 2.0, "rounds": 15, "runs": 3}
     ]

@@ -21,7 +21,7 @@ from peer_agent import _native
 from peer_agent.cli.bench_read.cells import Cell, Grid, offsets, size_class
 from peer_agent.cli.bench_read.owner import DEADLINE_S, Offer, owner_process
 from peer_agent.cli.bench_read.peers import SETUPS, Peer, PeerSetup
-from peer_agent.cli.bench_read.planes import PLANES, open_plane
+from peer_agent.cli.bench_read.planes import PLANES, PlaneSetup, mover_pids, open_planes
 from peer_agent.cli.bench_read.rounds import Requests, Row, merge, rows, time_cell
 from peer_agent.cli.bench_read.subjects import Memcpy, Plane, RawTcp, Subject, SubjectFailed
 from peer_agent.memory.arena import Arena, ArenaTooLarge
@@ -35,9 +35,10 @@ Progress = Callable[[float, str], None]
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
     """seconds_per_cell: of one run of a cell, shared by all subjects. peers_python: a Python that has NIXL or Mooncake; "" for
-    none of them."""
+    none of them. allow_emulated_rma: see PlaneSetup."""
 
-    planes: tuple[str, ...] = tuple(PLANES)
+    planes: tuple[str, ...] = PLANES
+    allow_emulated_rma: bool = False
     block_bytes: tuple[int, ...] = BLOCK_BYTES
     blocks: tuple[int, ...] = BLOCKS
     seconds_per_cell: float = 3.0
@@ -55,7 +56,7 @@ def run_read_bench(options: BenchOptions, *, progress: Progress = lambda share, 
     """
     grid = Grid(tuple(Cell(size, count) for size in options.block_bytes for count in options.blocks))
     _require_room(options.directory, grid.needed_bytes)
-    run = _Bench(grid, options, progress)
+    run = _Bench(grid, options, progress, PlaneSetup.create(options.planes, allow_emulated_rma=options.allow_emulated_rma))
     measured = [run.once(number) for number in range(1, options.runs + 1)]
     setups = options.peer_setups if options.peers_python else ()
     return {
@@ -79,6 +80,7 @@ class _Bench:
     grid: Grid
     options: BenchOptions
     progress: Progress
+    setup: PlaneSetup
     left_out: dict[str, str] = field(default_factory=dict)
 
     def once(self, number: int) -> list[Row]:
@@ -86,7 +88,8 @@ class _Bench:
         self.progress(0.0, f"run {number} of {self.options.runs}: filling memory")
         with ExitStack() as stack:
             reader = stack.enter_context(Arena.create(f"{base}-reader", self.grid.reader_classes(), epoch=2, prefault=True))
-            offer = stack.enter_context(owner_process(self.grid, f"{base}-owner", self.options.planes))
+            offer = stack.enter_context(owner_process(self.grid, f"{base}-owner", self.options.planes, self.setup))
+            self.left_out |= offer.left_out
             owner = Arena.open(offer.arena_path, writable=False)
             stack.callback(owner.close)
             return uvloop.run(self._measure(number, reader, owner, offer))
@@ -116,11 +119,12 @@ class _Bench:
     async def _open(self, stack: AsyncExitStack, reader: Arena, owner: Arena, offer: Offer) -> list[Subject]:
         pid = os.getpid()
         subjects: list[Subject] = []
-        for name in self.options.planes:
-            transport = open_plane(name, reader)
+        transports, _ = open_planes(tuple(offer.planes), reader, self.setup)
+        for name, transport in transports.items():
             stack.push_async_callback(transport.close)
-            connection = await transport.connect(offer.descriptors[name], deadline_s=DEADLINE_S)
-            subjects.append(Plane(name, connection, reader, reader_pids=(pid,), owner_pids=(offer.pid,)))
+            connection = await transport.connect(offer.planes[name].descriptor, deadline_s=DEADLINE_S)
+            pids = (pid, *mover_pids(transport))
+            subjects.append(Plane(name, connection, reader, reader_pids=pids, owner_pids=offer.planes[name].pids))
         subjects += [Memcpy(reader, owner, pid), stack.enter_context(RawTcp(reader, owner, offer, pid))]
         for setup in self.options.peer_setups if self.options.peers_python else ():
             if setup.name in self.left_out:

@@ -45,11 +45,8 @@ class Cell:
 
     @property
     def label(self) -> str:
-        return (
-            f"{self.blocks} x {self.block_bytes >> 10} KiB"
-            if self.block_bytes >= 1024
-            else f"{self.blocks} x {self.block_bytes} B"
-        )
+        mib, kib = self.block_bytes >> 20, self.block_bytes >> 10
+        return f"{self.blocks} x {f'{mib} MiB' if mib else f'{kib} KiB'}"
 
 
 @dataclass(frozen=True)

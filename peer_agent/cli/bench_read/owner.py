@@ -15,9 +15,10 @@ from multiprocessing.connection import Connection as Pipe
 
 import uvloop
 
+from kvdir.errors import KvdirError
 from peer_agent import _native
 from peer_agent.cli.bench_read.cells import LOCK, OWNER_EPOCH, Content, Grid, fill
-from peer_agent.cli.bench_read.planes import open_plane
+from peer_agent.cli.bench_read.planes import PlaneSetup, mover_pids, open_planes, reason
 from peer_agent.memory.arena import Arena
 
 DEADLINE_S = 30.0
@@ -28,22 +29,31 @@ RAW_REQUEST = struct.Struct("<QQ")
 
 
 @dataclass(frozen=True, slots=True)
+class OfferedPlane:
+    """pids: the processes that serve it."""
+
+    descriptor: bytes
+    pids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Offer:
     """What the owner process says it serves."""
 
     pid: int
     arena_path: str
-    descriptors: dict[str, bytes]
+    planes: dict[str, OfferedPlane]
+    left_out: dict[str, str]
     raw_port: int
     content: dict[int, Content]
 
 
 @contextlib.contextmanager
-def owner_process(grid: Grid, path: str, planes: tuple[str, ...]) -> Iterator[Offer]:
+def owner_process(grid: Grid, path: str, planes: tuple[str, ...], setup: PlaneSetup) -> Iterator[Offer]:
     """Runs an owner for as long as the context lasts. RuntimeError if it does not get ready."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    owner = context.Process(target=_own, args=(theirs, grid, path, planes), daemon=True)
+    owner = context.Process(target=_own, args=(theirs, grid, path, planes, setup), daemon=True)
     owner.start()
     theirs.close()
     try:
@@ -69,26 +79,31 @@ def _offer(pipe: Pipe) -> Offer:
     return offer
 
 
-def _own(pipe: Pipe, grid: Grid, path: str, planes: tuple[str, ...]) -> None:
+def _own(pipe: Pipe, grid: Grid, path: str, planes: tuple[str, ...], setup: PlaneSetup) -> None:
     with Arena.create(path, grid.owner_classes(), epoch=OWNER_EPOCH, prefault=True) as arena:
-        uvloop.run(_serve(pipe, arena, planes))
+        uvloop.run(_serve(pipe, arena, planes, setup))
 
 
-async def _serve(pipe: Pipe, arena: Arena, planes: tuple[str, ...]) -> None:
+async def _serve(pipe: Pipe, arena: Arena, planes: tuple[str, ...], setup: PlaneSetup) -> None:
     content = fill(arena)
-    transports = [open_plane(name, arena) for name in planes]
+    transports, left_out = open_planes(planes, arena, setup)
     records = b"".join(part.records for part in content.values())
-    descriptors = {}
-    for name, transport in zip(planes, transports, strict=True):
-        descriptors[name] = await transport.export()
+    offered: dict[str, OfferedPlane] = {}
+    for name, transport in transports.items():
+        try:
+            descriptor = await transport.export()
+        except KvdirError as error:
+            left_out[name] = reason(error)
+            continue
         transport.grant(LOCK, records, expires_s=time.monotonic() + 3600)
+        offered[name] = OfferedPlane(descriptor, (os.getpid(), *mover_pids(transport)))
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        pipe.send(Offer(os.getpid(), arena.path, descriptors, listener.getsockname()[1], content))
+        pipe.send(Offer(os.getpid(), arena.path, offered, left_out, listener.getsockname()[1], content))
         raw = asyncio.create_task(asyncio.to_thread(_serve_raw, listener, arena))
         await asyncio.to_thread(_wait_until_closed, pipe)
         listener.shutdown(socket.SHUT_RDWR)  # an accept that nobody came for ends, too
         await raw
-    for transport in transports:
+    for transport in transports.values():
         await transport.close()
 
 

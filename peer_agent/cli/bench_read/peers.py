@@ -42,10 +42,10 @@ _NIXL = {"UCX_NET_DEVICES": "lo", "NIXL_LOG_LEVEL": "ERROR", "UCX_LOG_LEVEL": "e
 _POLLING = "its progress threads off, both sides polling: faster on few cores than as installed"
 
 SETUPS = (
-    PeerSetup("nixl", "nixl", f"NIXL, all lanes it finds on one host; {_POLLING}", _NIXL),
-    PeerSetup("nixl_tcp", "nixl", f"NIXL over TCP; {_POLLING}", {**_NIXL, "UCX_TLS": "tcp"}),
+    PeerSetup("raw_nixl", "nixl", f"NIXL, all lanes it finds on one host; {_POLLING}", _NIXL),
+    PeerSetup("raw_nixl_tcp", "nixl", f"NIXL over TCP; {_POLLING}", {**_NIXL, "UCX_TLS": "tcp"}),
     PeerSetup(
-        "nixl_tcp_tuned",
+        "raw_nixl_tcp_tuned",
         "nixl",
         f"NIXL over TCP, 64 KiB segments; {_POLLING}",
         {**_NIXL, "UCX_TLS": "tcp", "UCX_TCP_TX_SEG_SIZE": "64K"},
