@@ -8,6 +8,7 @@ from typing import Any
 
 from kvdir.cli.output import facts, stack, table
 from kvdir.config import show_bytes
+from peer_agent.demo.leaks import Life
 from peer_agent.demo.workload import Tally
 
 
@@ -75,7 +76,7 @@ class Run:
     hit_ratio_without_peers: float
 
 
-def document(run: Run, tally: Tally, settled: Settled) -> dict[str, Any]:
+def document(run: Run, tally: Tally, settled: Settled, lives: Sequence[Life]) -> dict[str, Any]:
     """The JSON object; its keys are an interface."""
     return {
         "requests": tally.requests,
@@ -111,6 +112,9 @@ def document(run: Run, tally: Tally, settled: Settled) -> dict[str, Any]:
         "repairs": dict(settled.repairs),
         "streams": [{**asdict(node), "equal": node.equal} for node in settled.nodes],
         "settle_s": round(settled.waited_s, 3),
+        "leaks": [fault for life in lives for fault in life.faults()],
+        "leaks_watched": sum(life.tells for life in lives),
+        "processes": [life.document() for life in lives],
         "nodes": run.nodes,
         "block_bytes": run.block_bytes,
         "blocks_per_node": run.blocks_per_node,
@@ -145,9 +149,19 @@ def view(figures: dict[str, Any]) -> object:
         ("untrusted", f"{figures['untrusted_seconds']:.1f} s, summed over the streams"),
         ("repairs asked for", ", ".join(f"{count:,} {kind}" for kind, count in figures["repairs"].items())),
     ]
+    rest.append(("leaks", _leaks(figures)))
     if figures["agent_down_s"] is not None:
         rest.insert(4, ("killed agent was back", f"after {figures['agent_down_s']:.1f} s"))
     return stack(head, table(["", "blocks #", "share #"], counts), facts(rest), _streams(figures))
+
+
+def _leaks(figures: dict[str, Any]) -> str:
+    if figures["leaks"]:
+        return "; ".join(figures["leaks"])
+    watched, lives = figures["leaks_watched"], len(figures["processes"])
+    return (
+        "none" if watched == lives else f"none of slots and locks; growth judged for {watched} of {lives} processes (too short)"
+    )
 
 
 def _streams(figures: dict[str, Any]) -> object:

@@ -24,6 +24,7 @@ from peer_agent.demo import report
 from peer_agent.demo.baseline import WithoutPeers
 from peer_agent.demo.cluster import READY_S, ClusterPlan, DemoCluster, demo_cluster
 from peer_agent.demo.content import Content
+from peer_agent.demo.leaks import Watch
 from peer_agent.demo.settle import node_view, settle
 from peer_agent.demo.workload import Action, Tally, Workload
 
@@ -127,19 +128,22 @@ async def demo(
         loss=options.loss,
         transports=options.transports,
     )
-    async with demo_cluster(plan) as cluster, contextlib.AsyncExitStack() as stack:
-        engines = []
-        for node in range(plan.nodes):
-            engine = await aio.connect(cluster.engine_address(node), namespace=namespace, engine=f"demo-{node}")
-            stack.push_async_callback(engine.close)
-            engines.append(engine)
-        ready(cluster)
-        without_peers = WithoutPeers(nodes=plan.nodes, blocks_per_node=cluster.blocks_per_node(0))
-        began_s = time.monotonic()
-        outage = Outage(cluster, engines, without_peers, options.kill_at)
-        tally = await _serve(cluster, engines, requests, options, outage, without_peers, progress)
-        seconds = time.monotonic() - began_s
-        settled = await settle(cluster, within_s=SETTLE_S, ended=outage.ended)
+    async with demo_cluster(plan) as cluster:
+        watch = Watch(cluster)
+        async with contextlib.AsyncExitStack() as stack:
+            engines = []
+            for node in range(plan.nodes):
+                engine = await aio.connect(cluster.engine_address(node), namespace=namespace, engine=f"demo-{node}")
+                stack.push_async_callback(engine.close)
+                engines.append(engine)
+            ready(cluster)
+            without_peers = WithoutPeers(nodes=plan.nodes, blocks_per_node=cluster.blocks_per_node(0))
+            began_s = time.monotonic()
+            outage = Outage(cluster, engines, without_peers, options.kill_at)
+            tally = await _serve(cluster, engines, requests, options, outage, without_peers, watch, progress)
+            seconds = time.monotonic() - began_s
+            settled = await settle(cluster, within_s=SETTLE_S, ended=outage.ended)
+        lives = await watch.finish(within_s=SETTLE_S)
     run = report.Run(
         nodes=plan.nodes,
         block_bytes=options.block_bytes,
@@ -150,7 +154,7 @@ async def demo(
         seconds=seconds,
         hit_ratio_without_peers=without_peers.hit_ratio,
     )
-    return report.document(run, tally, settled)
+    return report.document(run, tally, settled, lives)
 
 
 async def _serve(
@@ -160,9 +164,11 @@ async def _serve(
     options: DemoOptions,
     outage: Outage,
     without_peers: WithoutPeers,
+    watch: Watch,
     progress: Callable[[], None],
 ) -> Tally:
     async with asyncio.TaskGroup() as group:
+        watching = group.create_task(watch.run())
         workload = Workload(
             engines,
             router=Router(Policy.P2C, nodes=cluster.plan.nodes, rng=random.Random(options.seed)),
@@ -174,4 +180,6 @@ async def _serve(
             actions=outage.actions(group),
             progress=progress,
         )
-        return await workload.run(requests)
+        tally = await workload.run(requests)
+        watching.cancel()
+        return tally

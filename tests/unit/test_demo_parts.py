@@ -28,6 +28,7 @@ from peer_agent.client.results import LoadResult, StoreResult, Timings
 from peer_agent.core.effects import BlockState, LoadStatus
 from peer_agent.demo.baseline import WithoutPeers
 from peer_agent.demo.content import Content
+from peer_agent.demo.leaks import Life, held_by
 from peer_agent.demo.processes import Child
 from peer_agent.demo.report import NodeFigures, Run, Settled, document, percentile, view
 from peer_agent.demo.workload import Tally, Workload
@@ -240,15 +241,33 @@ def test_report_has_the_promised_keys_and_a_table() -> None:
     tally = Tally(
         requests=2, blocks=10, hit_local=1, hit_peer=2, recomputed=7, corrupt=1, wrong=1, lookup_us=[5], load_us=[9, 10]
     )
-    figures = document(run, tally, settled)
+    life = Life("node-1", 5, [{"descriptors": 9, "threads": 3, "memory_bytes": 1 << 20}], {"locks": 2})
+    figures = document(run, tally, settled, [life])
     promised = (
         "requests hit_local hit_peer recomputed stale late corrupt peer_bytes failed_requests lookup_p50_us lookup_p99_us "
         "load_p50_us load_p99_us hit_ratio hit_ratio_without_peers streams_synced views_trusted "
-        "views_equal_owner_counts untrusted_seconds repairs streams"
+        "views_equal_owner_counts untrusted_seconds repairs streams leaks leaks_watched processes"
     )
     assert set(promised.split()) <= set(figures)
     assert (figures["corrupt"], figures["hit_ratio"], figures["load_p99_us"]) == (2, 0.3, 10)
+    assert (figures["leaks"], figures["leaks_watched"]) == (["node-1: 2 locks left at the end"], 0)
     assert view(figures) is not None
+
+
+def life_with(descriptors: Sequence[int]) -> Life:
+    return Life("node-1", 5, [{"descriptors": count, "threads": 3, "memory_bytes": 1 << 20} for count in descriptors])
+
+
+def test_growth_is_named_when_a_process_holds_more_than_half_way() -> None:
+    assert life_with(range(60)).faults() == ["node-1: descriptors grew from 36 half way to 59"]
+    assert life_with([*range(20), *[20] * 40]).faults() == [], "pools fill first"
+    assert life_with([5] * 25 + [90] + [5] * 34).faults() == [], "a moment is no growth"
+    assert (life_with(range(19)).tells, life_with(range(0, 190, 10)).faults()) == (False, [])
+
+
+def test_nothing_is_known_when_a_process_has_ended() -> None:
+    assert held_by(os.getpid()) is not None
+    assert held_by(2**22 + 1) is None
 
 
 def script(text: str) -> list[str]:
