@@ -135,12 +135,16 @@ def choose(
     offers = list(helpers)
     size_bytes = int(np.count_nonzero(missing)) * block_bytes
     while left and len(chosen) < room:
+        # What a nominee adds changes only when another is chosen: until then one order holds, whether there are 4 or 4,000.
         covers = {nominee.node.node: int(np.count_nonzero(nominee.claimed & uncovered)) for nominee in left}
-        best = min(left, key=lambda nominee: _order(nominee, covers[nominee.node.node], size_bytes))
-        left.remove(best)
-        trusted = best.node.state.trusted
-        if not covers[best.node.node] and not (gaps and not trusted) and not _hastens(best, offers, missing, block_bytes):
-            continue
+        left.sort(key=lambda nominee: _order(nominee, covers[nominee.node.node], size_bytes))
+        while left:
+            best = left.pop(0)
+            trusted = best.node.state.trusted
+            if covers[best.node.node] or (gaps and not trusted) or _hastens(best, offers, missing, block_bytes):
+                break
+        else:
+            break
         chosen.append(best)
         offers.append(best.offer)
         uncovered &= ~best.claimed if trusted else ~(best.claimed & doubted)
@@ -171,10 +175,13 @@ def worthwhile(
     return kept
 
 
-def _order(nominee: Nominee, covers: int, size_bytes: int) -> tuple[bool, bool, int, float, bool, str]:
+def _order(nominee: Nominee, covers: int, size_bytes: int) -> tuple[bool, bool, bool, int, float, bool, str]:
+    """Who failed and has not answered since comes after who has not: else a few dead nodes, each due again after its pause,
+    would use up the asks of every load, and the living one behind them would never be reached."""
     figures = nominee.figures
+    failed, doubted = figures.skip_until_s > 0, not nominee.node.state.trusted
     finish = figures.first_byte_s + size_bytes / figures.path.bytes_per_s
-    return not covers, not nominee.node.state.trusted, -covers, finish, not figures.same_host, nominee.node.node
+    return not covers, doubted, failed, -covers, finish, not figures.same_host, nominee.node.node
 
 
 def _hastens(nominee: Nominee, offers: Sequence[Offer], missing: Mask, block_bytes: int) -> bool:

@@ -20,7 +20,7 @@ from peer_agent.v1 import peer_pb2, peer_pb2_grpc
 
 
 @dataclass(slots=True)
-class FakePeer(peer_pb2_grpc.PeerServicer):  # type: ignore[misc]
+class FakePeer(peer_pb2_grpc.PeerServicer):
     """records: what Lock answers, whatever is asked. silent: calls, by name, that are never answered."""
 
     node: str

@@ -1,17 +1,16 @@
 """How late something ended, less what the machine itself was late: for deadlines that are asserted to 50 ms on a busy machine.
 
-While a call runs, the event loop is asked to wake up every few milliseconds. The most that one wake-up came too late is what
-anything in this process may have had to wait for a core, and is subtracted; the median over some repeats is asserted. So a
-loaded machine does not fail a test, and a wait that is not bound by its deadline does, however loaded it is.
+While a call runs, a thread sleeps for a few milliseconds again and again. The most that it came back too late is what anything
+here may have had to wait for a core, and is subtracted; where it pays, the median over some repeats is asserted. So a loaded
+machine does not fail a test; a wait that is not bound by its deadline does, and so does an event loop that we block ourselves.
 """
 
 from __future__ import annotations
 
-import asyncio
 import statistics
+import threading
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -26,26 +25,34 @@ PROMPT_S = 0.2
 
 async def took(call: Awaitable[T]) -> tuple[T, float]:
     """(result, seconds), the machine's own delay subtracted."""
-    worst_s = 0.0
-
-    async def beat() -> None:
-        nonlocal worst_s
-        while True:
-            slept_s = time.monotonic()
-            await asyncio.sleep(BEAT_S)
-            worst_s = max(worst_s, time.monotonic() - slept_s - BEAT_S)
-
-    beating = asyncio.ensure_future(beat())
-    began_s = time.monotonic()
-    try:
+    with _Beats() as beats:
+        began_s = time.monotonic()
         result = await call
         seconds = time.monotonic() - began_s
-        await asyncio.sleep(BEAT_S)  # a beat that is late together with the result counts
-    finally:
-        beating.cancel()
-        with suppress(asyncio.CancelledError):
-            await beating
-    return result, max(0.0, seconds - worst_s)
+    return result, max(0.0, seconds - beats.worst_s)
+
+
+class _Beats:
+    """worst_s: how much too late the thread woke up, at most. It needs no event loop, and the GIL for microseconds only."""
+
+    def __init__(self) -> None:
+        self.worst_s = 0.0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="beats")
+
+    def __enter__(self) -> _Beats:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _beat(self) -> None:
+        while not self._over.is_set():
+            slept_s = time.monotonic()
+            time.sleep(BEAT_S)
+            self.worst_s = max(self.worst_s, time.monotonic() - slept_s - BEAT_S)
 
 
 async def expect_within(limit_s: float, attempt: Callable[[], Awaitable[T]], *, repeats: int = 5, what: str = "it") -> list[T]:

@@ -235,16 +235,20 @@ def closed_addresses(count: int) -> Sequence[str]:
     return [f"127.0.{number // 250}.{number % 250 + 2}:{port}" for number in range(count)]
 
 
-async def test_living_owner_is_found_in_time_when_a_thousand_dead_ones_are_named():
-    async with bed_of(breaker_s=1.0, breaker_max_s=30.0) as bed:
+@pytest.mark.parametrize("count", [100, 1000])
+async def test_load_keeps_its_deadline_and_a_living_owner_is_found_when_dead_ones_are_named_first(count: int):
+    async with bed_of(breaker_s=0.05, breaker_max_s=30.0) as bed:
         fingerprints = bed.fresh(0)
-        dead = {f"dead-{number:04}": address for number, address in enumerate(closed_addresses(1000))}
+        dead = {f"dead-{number:04}": address for number, address in enumerate(closed_addresses(count))}
         bed.directory.nodes = dead | {"zombie": await bed.give("zombie", fingerprints)}
         before = held_by_process()
-        for number in range(20):
-            _, seconds = await took(bed.load(bed.fresh(number + 1)))
-            assert seconds <= SHORT_S + DEADLINE_SLACK_S
-        await bed.expect_all_in_the_end(fingerprints)
+
+        async def load() -> LoadResult:
+            return await bed.load(fingerprints, deadline_s=1.0)
+
+        await expect_within(1.0 + DEADLINE_SLACK_S, load, what="a load among the dead")
+        if count == 100:
+            await bed.expect_all_in_the_end(fingerprints)
         after = held_by_process()
         assert after["descriptors"] <= before["descriptors"] + 64, "a thousand dead peers hold no thousand sockets"
         assert after["threads"] <= before["threads"] + 16
