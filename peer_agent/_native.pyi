@@ -142,6 +142,30 @@ def stream_receive(fd: int, into: Packed, deadline_ns: int) -> None:
     """Fills the buffer from a connected socket. Raises ConnectionError."""
 
 @final
+class Mapping:
+    """A whole file mapped shared at an address that is a multiple of 2 MiB, so that its huge pages can be mapped as such. A
+    buffer of `size` bytes; it stays mapped until `close`, or until the last buffer is gone. See csrc/mapping.hpp."""
+
+    def __init__(self, fd: int, size: int, *, writable: bool) -> None:
+        """OSError when it cannot be mapped."""
+    @property
+    def address(self) -> int: ...
+    @property
+    def page_bytes(self) -> int:
+        """Page size of the file's memory: more than the machine's base page on hugetlbfs only."""
+    def bind(self, node: int) -> None:
+        """New pages come from this NUMA node only. OSError: no such node."""
+    def advise_huge(self, wanted: bool) -> None:
+        """A hint that kernels and file systems without huge pages ignore."""
+    def prefault(self, *, huge: bool, threads: int) -> None:
+        """Allocates, zeroes and maps everything, as far as there is memory; with `huge` as huge pages where they can be had."""
+    def remove(self, offset: int) -> None:
+        """Gives whole pages behind `offset` back to the file system; whoever maps them finds zeros. OSError where it cannot."""
+    def close(self) -> None:
+        """Idempotent. BufferError while buffers of it are in use."""
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+@final
 class TlsCredentials:
     """Certificate files of the tcp plane, verified. They are looked at again, at most once a second, when a connection begins;
     changed files that do not work leave the old ones in use."""

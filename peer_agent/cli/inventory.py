@@ -52,6 +52,7 @@ def _ask(address: str, timeout_s: float) -> dict[str, Any]:
         "sessions": answer.sessions,
         "locks": answer.locks,
         "publishing": answer.publishing,
+        "arena_memory": answer.arena_memory,
         "namespaces": [
             {"digest": item.digest.hex(), **{name: getattr(item, name) for name in names}} for item in answer.namespaces
         ],
@@ -78,6 +79,7 @@ def _view(document: dict[str, Any]) -> object:
         "node": document["node"],
         "epoch": f"{document['epoch']:016x}",
         "arena": f"{document['arena_path']} ({show_bytes(document['arena_bytes'])})",
+        "memory": document["arena_memory"],
         "engines attached": document["sessions"],
         "locks": document["locks"],
         "publishing": document["publishing"],

@@ -127,7 +127,8 @@ int add_gets_functions(PyObject* module);
 int add_device_functions(PyObject* module);
 int add_tcp_types(PyObject* module);
 int add_movers_type(PyObject* module);
-int add_tls_type(PyObject* module);  // module_tls.cpp: TlsCredentials
+int add_tls_type(PyObject* module);      // module_tls.cpp: TlsCredentials
+int add_mapping_type(PyObject* module);  // module_mapping.cpp: Mapping
 
 // What a `tls` argument means: a TlsCredentials object, or none (null too). std::invalid_argument for anything else.
 MakeStream stream_maker(PyObject* tls, tls::Side side);

@@ -281,7 +281,7 @@ PyMethodDef functions[] = {
 int exec(PyObject* module) {
     if (PyModule_AddIntConstant(module, "HEADER_BYTES", static_cast<long>(kHeaderBytes)) != 0) return -1;
     if (add_gets_functions(module) != 0 || add_device_functions(module) != 0) return -1;
-    return add_tcp_types(module) != 0 || add_tls_type(module) != 0 ? -1 : add_movers_type(module);
+    return add_tcp_types(module) != 0 || add_tls_type(module) != 0 || add_mapping_type(module) != 0 ? -1 : add_movers_type(module);
 }
 
 PyModuleDef_Slot slots[] = {{Py_mod_exec, reinterpret_cast<void*>(exec)}, {0, nullptr}};

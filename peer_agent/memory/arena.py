@@ -8,7 +8,10 @@ Rules and invariants:
 - The path always names a complete, locked arena: it is written under another name and renamed or linked into place.
 - All memory is there before `create` returns (posix_fallocate; with `prefault` also zeroed and mapped), so a full
   /dev/shm is an error at start and never a SIGBUS in the middle of a write.
+- Huge pages and the NUMA node are decided before the first page is there. `pages` says what the kernel really gave.
 - Nobody ever changes the size of an arena file; readers depend on it.
+
+The path lies on tmpfs or hugetlbfs (pages.py).
 
 Does not: hand out slots (peer_agent/core), write headers (csrc/copy.cpp), plan capacities (slots.py).
 """
@@ -18,7 +21,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import mmap
 import os
 import secrets
 from array import array
@@ -28,6 +30,7 @@ from typing import Self
 from kvdir.config import show_bytes
 from kvdir.errors import KvdirError, NoSpace
 from peer_agent import _native
+from peer_agent.memory import numa
 from peer_agent.memory.layout import (
     SUPERBLOCK,
     SUPERBLOCK_BYTES,
@@ -37,9 +40,10 @@ from peer_agent.memory.layout import (
     pack_superblock,
     unpack_superblock,
 )
+from peer_agent.memory.pages import HUGE_BYTES, HugePages, Pages, free_pool_bytes, pages_at
 
-MADV_POPULATE_WRITE = 23  # linux/mman.h; since Linux 5.14, not yet in Python's mmap module
 _EPOCH_AT = 32
+_PREFAULT_THREADS = 8  # beyond that the memory is the limit
 _RETRIES = 8  # each one means that another process replaced the file in between
 
 
@@ -58,7 +62,9 @@ class ArenaTooLarge(ArenaError, NoSpace):
 class Arena:
     """One mapped arena. Made by `create` (owner) or `open` (engine or peer)."""
 
-    def __init__(self, path: str, fd: int, mapping: mmap.mmap, superblock: Superblock, *, owner: bool, writable: bool) -> None:
+    def __init__(
+        self, path: str, fd: int, mapping: _native.Mapping, superblock: Superblock, *, owner: bool, writable: bool
+    ) -> None:
         self.path = path
         self.arena_id = superblock.arena_id
         self.epoch = superblock.epoch
@@ -67,27 +73,42 @@ class Arena:
         self.owner = owner
         self.writable = writable
         self._fd = fd
-        self._mapping: mmap.mmap | None = mapping
-        self._region: memoryview | None = memoryview(mapping)
+        self._mapping: _native.Mapping | None = mapping
+        self._region: memoryview | None = memoryview(mapping)[: superblock.arena_bytes]
+        self._pages = pages_at(mapping.address, len(self._region)) if owner else None
 
     @classmethod
-    def create(cls, path: str | os.PathLike[str], classes: Sequence[SizeClass], *, epoch: int, prefault: bool = False) -> Self:
+    def create(
+        cls,
+        path: str | os.PathLike[str],
+        classes: Sequence[SizeClass],
+        *,
+        epoch: int,
+        prefault: bool = False,
+        huge_pages: HugePages = HugePages.AUTO,
+        numa_node: int = -1,
+    ) -> Self:
         """Owner: a new arena at `path` (mode 0600). `first` of the classes is ignored and set.
 
-        prefault: zero and map every page now (huge pages where the system has them), seconds per 10 GiB, instead of a
-        page fault at each first touch. Raises ArenaError (in use), ArenaTooLarge (no room) and ValueError (impossible classes).
+        prefault: zero and map every page now, seconds per 10 GiB, instead of a page fault at each first touch; what makes
+        huge pages of memory that the system would give as small ones. numa_node: where all memory comes from; -1: anywhere.
+        Raises ArenaError (in use, no huge pages), ArenaTooLarge (no room), ConfigError (no such node, or it is too full) and
+        ValueError (impossible classes).
         """
         if epoch == 0:
             raise ValueError("epoch 0 marks an arena whose owner is gone; use a random non-zero one")
         placed, arena_bytes = lay_out(classes)
+        if numa_node >= 0:
+            numa.check_node(numa_node, arena_bytes)
         path = os.path.abspath(path)
         superblock = Superblock(secrets.token_bytes(16), epoch, arena_bytes, os.getpid(), placed)
         stale_fd = _take_over(path)
         try:
             temporary = f"{path}.{secrets.token_hex(4)}.new"
             try:
-                fd, mapping = _new_file(temporary, arena_bytes, prefault=prefault)
-                mapping[:SUPERBLOCK_BYTES] = pack_superblock(superblock)
+                fd, mapping = _new_file(temporary, arena_bytes, prefault=prefault, huge_pages=huge_pages, numa_node=numa_node)
+                with memoryview(mapping) as region:
+                    region[:SUPERBLOCK_BYTES] = pack_superblock(superblock)
                 _put_in_place(temporary, path, replace=stale_fd is not None)
             finally:
                 with contextlib.suppress(FileNotFoundError):
@@ -113,12 +134,11 @@ class Arena:
                 raise ValueError("the file is shorter than its superblock says")
             if superblock.epoch == 0:
                 raise ValueError("its owner closed it")
-            access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-            mapping = mmap.mmap(fd, superblock.arena_bytes, flags=mmap.MAP_SHARED, prot=access)
+            mapping = _native.Mapping(fd, superblock.arena_bytes, writable=writable)
         except (ValueError, OSError) as error:
             os.close(fd)
             raise ArenaError(f"cannot use arena {path}: {error}") from error
-        _advise_huge(mapping)
+        mapping.advise_huge(True)
         return cls(path, fd, mapping, superblock, owner=False, writable=writable)
 
     @property
@@ -127,6 +147,13 @@ class Arena:
         if self._region is None:
             raise ValueError(f"arena {self.path} is closed")
         return self._region
+
+    @property
+    def pages(self) -> Pages:
+        """Of the owner: what the kernel gave when it was created."""
+        if self._pages is None:
+            raise ValueError(f"only the owner of {self.path} knows how it got its memory")
+        return self._pages
 
     @property
     def file_identity(self) -> tuple[int, int]:
@@ -209,43 +236,48 @@ def _mark_closed(path: str, fd: int) -> None:
         unpack_superblock(head)
     except ValueError as error:
         raise ArenaError(f"{path} exists and is no arena ({error}); remove it or choose another arena path") from error
-    os.pwrite(fd, bytes(8), _EPOCH_AT)
-    _give_back(fd)
+    mapping = _native.Mapping(fd, os.fstat(fd).st_size, writable=True)  # hugetlbfs knows no write()
+    with memoryview(mapping) as region:
+        region[_EPOCH_AT : _EPOCH_AT + 8] = bytes(8)
+        with contextlib.suppress(ValueError, OSError):  # damaged, or a file system without holes
+            _give_back(mapping, region)
+    mapping.close()
 
 
-def _give_back(fd: int) -> None:
+def _give_back(mapping: _native.Mapping, region: memoryview) -> None:
     """Frees the memory of a dead owner's slots now: who still maps the file would keep it, and there may be no room for two.
 
     Every generation goes odd before the first page goes, so a reader in the middle of a copy finds it torn, never zeros.
     """
-    size = os.fstat(fd).st_size
-    with contextlib.suppress(ValueError, OSError), mmap.mmap(fd, size) as mapping:  # damaged, or a file system without holes
-        with memoryview(mapping) as region:
-            for item in unpack_superblock(region[:SUPERBLOCK_BYTES].tobytes()).classes:
-                ends = item.first + item.slots * item.stride
-                _native.begin_write(region, array("Q", range(item.first, ends, item.stride)).tobytes())
-        mapping.madvise(mmap.MADV_REMOVE, SUPERBLOCK_BYTES, size - SUPERBLOCK_BYTES)
+    for item in unpack_superblock(region[:SUPERBLOCK_BYTES].tobytes()).classes:
+        ends = item.first + item.slots * item.stride
+        _native.begin_write(region, array("Q", range(item.first, ends, item.stride)).tobytes())
+    mapping.remove(SUPERBLOCK_BYTES)
 
 
-def _new_file(path: str, size: int, *, prefault: bool) -> tuple[int, mmap.mmap]:
+def _new_file(path: str, size: int, *, prefault: bool, huge_pages: HugePages, numa_node: int) -> tuple[int, _native.Mapping]:
     directory = os.path.dirname(path) or "."
-    try:
-        stats = os.statvfs(directory)
-    except OSError as error:
-        raise ArenaError(f"no arena in {directory}: {error.strerror}; create it or choose another arena path") from error
-    free = stats.f_bavail * stats.f_frsize
+    free = free_bytes(directory)
     if size > free:
         raise ArenaTooLarge(no_room(directory, size, free))
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.ftruncate(fd, size)
-        mapping = mmap.mmap(fd, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-        _advise_huge(mapping)
-        if prefault:
-            with contextlib.suppress(OSError):  # an old kernel; what is missing is allocated, or refused, by the next line
-                mapping.madvise(MADV_POPULATE_WRITE)
-        os.posix_fallocate(fd, 0, size)
+        file_bytes = -(-size // os.fstat(fd).st_blksize) * os.fstat(fd).st_blksize  # whole pages, which hugetlbfs insists on
+        os.ftruncate(fd, file_bytes)
+        mapping = _native.Mapping(fd, size, writable=True)
+        if numa_node >= 0:
+            mapping.bind(numa_node)
+        mapping.advise_huge(huge_pages is not HugePages.OFF)
+        if prefault:  # what it cannot have is refused by the next line
+            mapping.prefault(huge=huge_pages is not HugePages.OFF, threads=min(_PREFAULT_THREADS, os.cpu_count() or 1))
+        os.posix_fallocate(fd, 0, file_bytes)
+        pages = pages_at(mapping.address, size)
+        if huge_pages is HugePages.REQUIRE and not pages.complete:
+            raise ArenaError(f"huge_pages is require, and the arena at {directory} has {pages.in_words()}: {pages.advice()}")
+    except ArenaError:
+        os.close(fd)
+        raise
     except OSError as error:
         os.close(fd)
         if error.errno in (errno.ENOSPC, errno.ENOMEM):
@@ -254,12 +286,23 @@ def _new_file(path: str, size: int, *, prefault: bool) -> tuple[int, mmap.mmap]:
     return fd, mapping
 
 
+def free_bytes(directory: str) -> int:
+    """What an arena in `directory` could take. Raises ArenaError when it is none."""
+    try:
+        stats = os.statvfs(directory)
+    except OSError as error:
+        raise ArenaError(f"no arena in {directory}: {error.strerror}; create it or choose another arena path") from error
+    if stats.f_blocks == 0 and stats.f_bsize >= HUGE_BYTES:  # hugetlbfs without a limit of its own: the machine's pool
+        return free_pool_bytes(stats.f_bsize)
+    return stats.f_bavail * stats.f_frsize
+
+
 def no_room(directory: str, size: int, free: int) -> str:
     """Why an arena of `size` bytes is refused, and what to do."""
     return (
         f"an arena of {size:,} bytes does not fit: {free:,} bytes are free in {directory} "
         f"({show_bytes(size)} against {show_bytes(free)}); configure a smaller arena, "
-        "free memory there, or enlarge it (docker: --shm-size, Kubernetes: emptyDir sizeLimit)"
+        "free memory there, or enlarge it (docker: --shm-size, Kubernetes: emptyDir sizeLimit, hugetlbfs: vm.nr_hugepages)"
     )
 
 
@@ -271,11 +314,6 @@ def _put_in_place(temporary: str, path: str, *, replace: bool) -> None:
         os.link(temporary, path)
     except FileExistsError:
         raise ArenaError(f"another agent created {path} at the same moment; give this one another arena path") from None
-
-
-def _advise_huge(mapping: mmap.mmap) -> None:
-    with contextlib.suppress(OSError):  # a hint: not every kernel or file system has huge pages
-        mapping.madvise(mmap.MADV_HUGEPAGE)
 
 
 def _is_at(path: str, fd: int) -> bool:

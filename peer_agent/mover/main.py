@@ -13,7 +13,6 @@ Does not: decide anything about blocks (reads.py), or survive its agent (contain
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import mmap
 import os
@@ -27,7 +26,7 @@ from typing import Any
 
 import msgspec
 
-from peer_agent.memory.arena import MADV_POPULATE_WRITE
+from peer_agent import _native
 from peer_agent.mover import contain
 from peer_agent.mover.backend import Backend, BackendError, Memory, PeerMemory, Service
 from peer_agent.mover.backends import make_backend
@@ -106,9 +105,9 @@ async def _run(control: socket.socket) -> int:
 
 def _map(wanted: Open) -> Memory:
     """The arena by its inherited descriptor. The mapping lives as long as the process."""
-    arena = mmap.mmap(wanted.arena_fd, wanted.arena_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-    with contextlib.suppress(OSError):  # a page fault at each first touch instead, or an older kernel
-        arena.madvise(MADV_POPULATE_WRITE)
+    arena = _native.Mapping(wanted.arena_fd, wanted.arena_bytes, writable=True)
+    arena.advise_huge(True)
+    arena.prefault(huge=False, threads=1)  # or a page fault at each first touch, on an older kernel
     scratch = mmap.mmap(-1, SCRATCH_BYTES)
     return Memory(memoryview(arena), wanted.arena_fd, memoryview(scratch), secrets.token_bytes(16))
 

@@ -42,6 +42,7 @@ from peer_agent.server.identity import Identity, Limits
 from peer_agent.server.listeners import Listeners
 from peer_agent.server.metrics import AgentCollector
 from peer_agent.server.namespaces import read_namespaces
+from peer_agent.server.own_arena import create_arena, in_words
 from peer_agent.server.peer_service import PeerService
 from peer_agent.server.peers import Peers
 from peer_agent.server.publishing import Publishing
@@ -139,7 +140,7 @@ class Agent:
         served = read_namespaces(config.namespaces)
         plan = plan_arena(served, config.arena_bytes)
         self.capacity = capacity_document(plan)
-        arena = Arena.create(config.arena_file, plan.size_classes, epoch=self.epoch, prefault=config.prefault)
+        arena = create_arena(config, plan.size_classes, epoch=self.epoch)
         self._stack.callback(arena.close)
         outbox = OwnerOutbox(
             max_events=config.queue_events, max_bytes=config.ring_bytes, sketches=OwnerSketches(lambda: Sketch(SKETCH_CELLS))
@@ -186,6 +187,7 @@ class Agent:
             bugs=lambda: self._listeners.bugs,
             tasks=parts.tasks,
             planes=parts.planes,
+            pages=parts.arena.pages,
         )
         pulse = LoopPulse(limit_s=ALIVE_S)
         http_address = self._listeners.serve_http(collector, pulse, not_ready=lambda: "draining" if self._draining else "")
@@ -338,6 +340,7 @@ class Agent:
             arena_path=arena.path,
             arena_id=arena.arena_id,
             arena_bytes=arena.arena_bytes,
+            arena_memory=in_words(arena, self.config.numa_node),
         )
 
     def _limits(self) -> Limits:

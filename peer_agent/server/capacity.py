@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvdir.errors import NoSpace
-from peer_agent.memory.arena import no_room
+from peer_agent.memory.arena import free_bytes, no_room
 from peer_agent.memory.slots import ArenaPlan, ClassRequest, plan_classes
 from peer_agent.server.namespaces import Served
 
@@ -32,11 +32,10 @@ def plan_arena(served: Sequence[Served], arena_bytes: int) -> ArenaPlan:
 def refuse_without_room(path: str, arena_bytes: int) -> int:
     """Bytes free where the arena would be. Raises NoSpace when it does not fit."""
     directory = os.path.dirname(path) or "."
-    stats = os.statvfs(directory)
-    free_bytes = stats.f_bavail * stats.f_frsize
-    if arena_bytes > free_bytes:
-        raise NoSpace(no_room(directory, arena_bytes, free_bytes))
-    return free_bytes
+    free = free_bytes(directory)
+    if arena_bytes > free:
+        raise NoSpace(no_room(directory, arena_bytes, free))
+    return free
 
 
 def capacity_document(plan: ArenaPlan) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from kvdir.config import setting
 from kvdir.rpc.channel import DEFAULT_MAX_MESSAGE_BYTES
+from peer_agent.memory.pages import HugePages
 from peer_agent.transport.tls import TlsFiles
 
 TRANSPORTS = ("shm", "tcp", "ucx", "nixl")
@@ -33,6 +34,10 @@ class AgentConfig:
     )
     arena_bytes: int = setting(1 << 30, "Memory for blocks. It is taken at start, and refused if it does not fit.")
     prefault: bool = setting(True, "Map every page at start (seconds per 10 GiB) instead of at its first use.")
+    huge_pages: str = setting(
+        "auto", "Huge pages for the arena: auto, where they can be had; off; require, or no start. See docs/transports.md."
+    )
+    numa_node: int = setting(-1, "NUMA node that the arena's memory comes from and the agent runs on; -1: any.")
     arena_path: str = setting("", "File of the arena, on a memory file system. Empty: /dev/shm/kvdir-NODE.", metavar="PATH")
     coordinators: tuple[str, ...] = setting(
         (), "Coordinators to publish to and ask, all of them. None: this node shares nothing.", metavar="HOST:PORT,..."
@@ -134,6 +139,10 @@ class AgentConfig:
         if any(tls.values()) and not all(tls.values()):
             missing = " and ".join(name for name, value in tls.items() if not value)
             out.append(f"{missing}: missing; TLS on the tcp plane needs data_tls_cert, data_tls_key and data_tls_ca")
+        if self.huge_pages not in tuple(HugePages):
+            out.append(f"huge_pages: {self.huge_pages!r} is not one of {', '.join(HugePages)}")
+        if self.huge_pages == HugePages.REQUIRE and not self.prefault:
+            out.append("huge_pages: require needs prefault, since only memory that is there can be looked at")
         if self.log_level not in LOG_LEVELS:
             out.append(f"log_level: {self.log_level!r} is not one of {', '.join(LOG_LEVELS)}")
         return out

@@ -240,6 +240,7 @@ class EngineService(DeviceCalls):
             sessions=self._store.sessions,
             locks=self._store.locks,
             publishing=self._publishing(),
+            arena_memory=self._identity.arena_memory,
         )
 
     # internals

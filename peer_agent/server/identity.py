@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """epoch: random 64 bits of this lifetime. arena_id: 16 random bytes of the file engines map."""
+    """epoch: random 64 bits of this lifetime. arena_id: 16 random bytes of the file engines map.
+    arena_memory: in words, for people."""
 
     node: str
     epoch: int
@@ -15,6 +16,7 @@ class Identity:
     arena_path: str
     arena_id: bytes
     arena_bytes: int
+    arena_memory: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

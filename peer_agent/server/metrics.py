@@ -12,6 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from kvdir.core.outbox import OwnerOutbox
 from kvdir.obs.metrics import CallFigures
+from peer_agent.memory.pages import Pages
 from peer_agent.server.peers import Peers
 from peer_agent.server.publishing import Publishing
 from peer_agent.server.reader import Reader
@@ -39,6 +40,7 @@ class AgentCollector:
         bugs: Callable[[], int],
         tasks: OwnedTasks,
         planes: dict[str, Transport],
+        pages: Pages,
     ) -> None:
         self._store = store
         self._reader = reader
@@ -50,6 +52,7 @@ class AgentCollector:
         self._bugs = bugs
         self._tasks = tasks
         self._planes = planes
+        self._pages = pages
 
     def collect(self) -> Families:
         yield from self._arena()
@@ -71,6 +74,9 @@ class AgentCollector:
             held.add_metric([name], item.committed * item.block_bytes)
             evicted.add_metric([name], item.evicted)
         yield from (slots, held, guarded, evicted)
+        yield GaugeMetricFamily("peer_agent_arena_bytes", "Size of the arena.", value=self._pages.mapped_bytes)
+        help = "Of the arena, when the agent started: mapped by huge pages."
+        yield GaugeMetricFamily("peer_agent_arena_huge_bytes", help, value=self._pages.huge_bytes)
         yield GaugeMetricFamily("peer_agent_locks", "Locks held by peers and engines.", value=self._store.locks)
         yield GaugeMetricFamily("peer_agent_engine_sessions", "Engines attached.", value=self._store.sessions)
 

@@ -17,6 +17,7 @@ import uvloop
 from kvdir.obs.logs import say
 from peer_agent.server.app import Agent, Ready
 from peer_agent.server.config import AgentConfig
+from peer_agent.server.own_arena import run_on_node
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +26,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 def serve(config: AgentConfig, *, on_ready: Callable[[Ready, Agent], None]) -> None:
     """Until a signal. Raises what Agent.start raises."""
+    run_on_node(config.numa_node)
     uvloop.run(_serve(config, on_ready))
 
 

@@ -346,7 +346,7 @@ class InventoryRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class InventoryResponse(_message.Message):
-    __slots__ = ("protocol_version", "node", "epoch", "arena_path", "arena_bytes", "namespaces", "sessions", "locks", "publishing")
+    __slots__ = ("protocol_version", "node", "epoch", "arena_path", "arena_bytes", "namespaces", "sessions", "locks", "publishing", "arena_memory")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -356,6 +356,7 @@ class InventoryResponse(_message.Message):
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     LOCKS_FIELD_NUMBER: _ClassVar[int]
     PUBLISHING_FIELD_NUMBER: _ClassVar[int]
+    ARENA_MEMORY_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     node: str
     epoch: int
@@ -365,7 +366,8 @@ class InventoryResponse(_message.Message):
     sessions: int
     locks: int
     publishing: str
-    def __init__(self, protocol_version: _Optional[int] = ..., node: _Optional[str] = ..., epoch: _Optional[int] = ..., arena_path: _Optional[str] = ..., arena_bytes: _Optional[int] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceInventory, _Mapping]]] = ..., sessions: _Optional[int] = ..., locks: _Optional[int] = ..., publishing: _Optional[str] = ...) -> None: ...
+    arena_memory: str
+    def __init__(self, protocol_version: _Optional[int] = ..., node: _Optional[str] = ..., epoch: _Optional[int] = ..., arena_path: _Optional[str] = ..., arena_bytes: _Optional[int] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceInventory, _Mapping]]] = ..., sessions: _Optional[int] = ..., locks: _Optional[int] = ..., publishing: _Optional[str] = ..., arena_memory: _Optional[str] = ...) -> None: ...
 
 class NamespaceInventory(_message.Message):
     __slots__ = ("digest", "name", "block_bytes", "block_tokens", "slots", "committed", "free", "reserved", "retired", "quarantined", "locked", "pinned", "evicted")

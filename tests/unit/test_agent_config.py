@@ -38,6 +38,8 @@ def test_defaults_listen_on_loopback_only():
         ({"namespaces": ()}, "namespaces: at least one file"),
         ({"transports": ("shm", "rdma")}, "transports: rdma; known: shm, tcp, ucx"),
         ({"transports": ()}, "transports: none given"),
+        ({"huge_pages": "yes"}, "huge_pages: 'yes' is not one of auto, off, require"),
+        ({"huge_pages": "require", "prefault": False}, "huge_pages: require needs prefault"),
         ({"data_tls_cert": "a"}, "data_tls_key and data_tls_ca: missing; TLS on the tcp plane needs"),
         ({"event_loss": 1.0}, "event_loss: must be"),
         ({"log_level": "loud"}, "'loud' is not one of"),
