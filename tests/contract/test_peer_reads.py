@@ -12,6 +12,7 @@ import pytest
 
 from kvdir.testing.wait import eventually
 from peer_agent.core.effects import LoadStatus
+from peer_agent.memory.pages import Pages
 from peer_agent.server.metrics import AgentCollector
 from peer_agent.testing import LocalCluster, local_cluster, sample_namespace
 
@@ -299,7 +300,7 @@ async def test_metrics_tell_predictions_gain_and_queues_without_naming_peers(pai
     collector = AgentCollector(
         store=agent.store, reader=agent.reader, peers=agent.reader._peers, turns=agent.reader._fetcher._turns,
         publishing=agent.publishing, outbox=agent.publishing._outbox, calls=agent._listeners.calls, bugs=lambda: 0,
-        tasks=agent.reader._tasks, planes={},
+        tasks=agent.reader._tasks, planes={}, pages=Pages(1 << 20, 0),
     )  # fmt: skip
     samples = [sample for family in collector.collect() for sample in family.samples]
     values = {(sample.name, *sorted(sample.labels.items())): sample.value for sample in samples}
