@@ -19,7 +19,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-PASSED_NAMES = frozenset({"LD_LIBRARY_PATH", "LD_PRELOAD", "ASAN_OPTIONS", "TZ", "KVDIR_UCP_LIBRARY"})
+PASSED_NAMES = frozenset({"LD_LIBRARY_PATH", "LD_PRELOAD", "ASAN_OPTIONS", "TZ", "KVDIR_UCP_LIBRARY", "KVDIR_CUDA_LIBRARY"})
 PASSED_PREFIXES = ("UCX_", "CUDA_", "NVIDIA_", "NIXL_", "NCCL_IB_", "MLX5_", "IBV_", "RDMAV_", "FI_")
 
 OOM_SCORE_ADJ = 1000
