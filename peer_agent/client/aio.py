@@ -124,11 +124,12 @@ class Engine:
         try:
             with attachment.storing():
                 lease_s = until_s - time.monotonic() + LEASE_S
-                reserved = await self._rpc("Reserve", attachment.reserve_request(fingerprints, lease_s=lease_s), until_s)
+                request = attachment.reserve_request(fingerprints, lease_s=lease_s, from_device=memory.waits)
+                reserved = await self._rpc("Reserve", request, until_s)
                 if not reserved.reservation:
                     return attachment.stored(reserved, 0)
-                request = await self._write(attachment, reserved, memory, len(fingerprints), until_s)
-                committed = await self._rpc("Commit", request, until_s + LEASE_S)
+                commit = await self._write(attachment, reserved, memory, len(fingerprints), until_s)
+                committed = await self._rpc("Commit", commit, until_s + LEASE_S)
         except KvdirError as error:
             return not_stored(len(fingerprints), self._note(error, attachment))
         return attachment.stored(reserved, committed.committed)

@@ -134,12 +134,15 @@ class Attachment:
         """Around a Reserve, the copy and the Commit; see Mapping.storing."""
         return self.mapping.storing()
 
-    def reserve_request(self, fingerprints: Fingerprints, *, lease_s: float) -> engine_pb2.ReserveRequest:
+    def reserve_request(
+        self, fingerprints: Fingerprints, *, lease_s: float, from_device: bool = False
+    ) -> engine_pb2.ReserveRequest:
         return engine_pb2.ReserveRequest(
             session=self.session,
             fingerprints=encode_fingerprints(fingerprints),
             lease_ms=max(1, milliseconds(lease_s)),
             release=self._take_releases(),
+            from_device=from_device,
         )
 
     def write(

@@ -141,11 +141,12 @@ class Engine:
         try:
             with attachment.storing():
                 lease_s = until_s - time.monotonic() + LEASE_S
-                reserved = self._rpc("Reserve", attachment.reserve_request(fingerprints, lease_s=lease_s), until_s)
+                request = attachment.reserve_request(fingerprints, lease_s=lease_s, from_device=memory.waits)
+                reserved = self._rpc("Reserve", request, until_s)
                 if not reserved.reservation:
                     return attachment.stored(reserved, 0)
-                request = self._write(attachment, reserved, memory, len(fingerprints), until_s)
-                committed = self._rpc("Commit", request, until_s + LEASE_S)
+                commit = self._write(attachment, reserved, memory, len(fingerprints), until_s)
+                committed = self._rpc("Commit", commit, until_s + LEASE_S)
         except KvdirError as error:
             return not_stored(len(fingerprints), self._note(error, attachment))
         return attachment.stored(reserved, committed.committed)

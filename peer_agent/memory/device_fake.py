@@ -7,7 +7,7 @@ not when the copy was begun. Touching memory that was unmapped crashes the proce
     stepped=True    nothing happens but by `step` (one piece or one event), so a test chooses every interleaving
     else            a thread steps, as fast as it can; `hold` makes the device stand still, `resume` lets it go on
 
-A pool is a file in /dev/shm, so another process opens it by its handle as with CUDA IPC.
+A pool is a file in `directory`, so another process opens it by its handle as with CUDA IPC.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ import numpy as np
 from peer_agent.memory.device import HANDLE_BYTES, Array, DeviceError, DevicePool, Segment
 
 PIECE_BYTES = 4096
-DIRECTORY = "/dev/shm"
 
 
 class FakeEvent:
@@ -79,10 +78,11 @@ class FakeStream:
 class FakeDevice:
     """See the module docstring. faults: rules of the port that a caller has broken; a test asserts that there are none."""
 
-    def __init__(self, *, seed: int = 0, stepped: bool = False) -> None:
+    def __init__(self, *, seed: int = 0, stepped: bool = False, directory: str = "/dev/shm") -> None:
         self.name = self.identity = f"fake:{seed}"
         self.faults: list[str] = []
         self.pageable_bytes = 0
+        self._directory = directory
         self._random = random.Random(seed)
         self._changed = threading.Condition()
         self._streams: list[FakeStream] = []
@@ -103,7 +103,7 @@ class FakeDevice:
     # the port
 
     def allocate(self, *, slots: int, segment_bytes: Sequence[int]) -> DevicePool:
-        descriptor, path = tempfile.mkstemp(prefix="kvdir-fake-device-", dir=DIRECTORY)
+        descriptor, path = tempfile.mkstemp(prefix="kvdir-fake-device-", dir=self._directory)
         try:
             os.ftruncate(descriptor, max(1, slots * sum(segment_bytes)))
             os.posix_fallocate(descriptor, 0, max(1, slots * sum(segment_bytes)))

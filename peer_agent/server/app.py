@@ -52,6 +52,7 @@ from peer_agent.server.store import Store
 from peer_agent.server.tasks import OwnedTasks
 from peer_agent.server.ticker import run_ticker
 from peer_agent.server.turns import Turns
+from peer_agent.server.writers import Writers
 from peer_agent.transport.base import Transport
 from peer_agent.transport.registry import PlaneOptions, current_offers, open_transports
 from peer_agent.transport.tcp import TcpTransport
@@ -89,10 +90,7 @@ class _Parts:
     turns: Turns
     directory: Coordinators | None
     prefill_tokens_per_s: dict[bytes, float]
-
-    def is_writing(self, session: int) -> bool:
-        """Whether an engine may still write into slots that it reserved."""
-        return presence.is_held(self.arena.fd, session)
+    writers: Writers
 
 
 class Agent:
@@ -169,7 +167,8 @@ class Agent:
         )
         self._stack.push_async_callback(tasks.close, timeout_s=config.grace_s)
         prefill_tokens_per_s = {item.namespace.digest: item.prefill_tokens_per_s for item in served}
-        await self._serve(_Parts(arena, outbox, planes, tasks, peers, turns, directory, prefill_tokens_per_s))
+        writers = Writers(lambda session: presence.is_held(arena.fd, session), clock=self._clock)
+        await self._serve(_Parts(arena, outbox, planes, tasks, peers, turns, directory, prefill_tokens_per_s, writers))
 
     async def _serve(self, parts: _Parts) -> None:
         """Listens, top down from here: peers, engines, http; then the clock, and last the word to the coordinators."""
@@ -191,7 +190,7 @@ class Agent:
         )
         pulse = LoopPulse(limit_s=ALIVE_S)
         http_address = self._listeners.serve_http(collector, pulse, not_ready=lambda: "draining" if self._draining else "")
-        ticking = run_ticker(self.store, parts.peers, is_writing=parts.is_writing, beat=pulse.beat)
+        ticking = run_ticker(self.store, parts.peers, is_writing=parts.writers.is_writing, beat=pulse.beat)
         self._stack.push_async_callback(_cancel, asyncio.create_task(ticking, name="ticker"))
         self.publishing.start()
         self._stack.push_async_callback(self.publishing.leave, timeout_s=GOODBYE_S)
@@ -227,7 +226,7 @@ class Agent:
             self._identity(parts.arena),
             self._limits(),
             prefetches=prefetches,
-            is_writing=parts.is_writing,
+            writers=parts.writers,
             publishing=self.publishing.in_words,
             prefill_tokens_per_s=parts.prefill_tokens_per_s,
         )

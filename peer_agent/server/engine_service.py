@@ -33,6 +33,7 @@ from peer_agent.server.reader import Reader
 from peer_agent.server.staging import Stager
 from peer_agent.server.store import Store
 from peer_agent.server.tasks import OwnedTasks
+from peer_agent.server.writers import Writers
 from peer_agent.v1 import engine_pb2
 
 log = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ class _Session:
 
 
 class EngineService(DeviceCalls):
-    """is_writing: whether the engine of a session holds its presence lock. publishing: in words, for Inventory.
+    """writers: which engines may still be writing. publishing: in words, for Inventory.
 
     prefill_tokens_per_s: by namespace digest, for engines that do not say it.
     """
@@ -64,7 +65,7 @@ class EngineService(DeviceCalls):
         limits: Limits,
         *,
         prefetches: OwnedTasks,
-        is_writing: Callable[[int], bool],
+        writers: Writers,
         publishing: Callable[[], str],
         prefill_tokens_per_s: Mapping[bytes, float],
     ) -> None:
@@ -75,7 +76,7 @@ class EngineService(DeviceCalls):
         self._identity = identity
         self._limits = limits
         self._prefetches = prefetches
-        self._is_writing = is_writing
+        self._writers = writers
         self._publishing = publishing
         self._prefill_tokens_per_s = prefill_tokens_per_s
         self._sessions: dict[int, _Session] = {}
@@ -120,16 +121,19 @@ class EngineService(DeviceCalls):
             await self._closing.wait()
         finally:
             del self._sessions[session]
-            writing = self._is_writing(session)
+            self._writers.ended(session)
+            writing = self._writers.is_writing(session)
             self._stager.end_session(session)
             self._store.end_session(session, writing=writing)
             say(log, logging.INFO, "engine detached", engine=request.engine, session=f"{session:x}", writing=writing)
 
     async def Reserve(self, request: engine_pb2.ReserveRequest, context: Context) -> engine_pb2.ReserveResponse:
         digest = self._namespace_of(request.session)
-        if not self._is_writing(request.session):
+        if not self._writers.is_held(request.session):
             raise InvalidInput("reserve without the presence lock: take it after Attach, see peer_agent/memory/presence.py")
         self._store.unlock(request.release, session=request.session)
+        if request.from_device:
+            self._writers.uses_device(request.session)
         lease_s = self._limits.lease_s(request.lease_ms)
         reserved, records = self._store.reserve(
             digest, decode_fingerprints(request.fingerprints), session=request.session, lease_s=lease_s

@@ -78,16 +78,18 @@ class AttachResponse(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., node: _Optional[str] = ..., epoch: _Optional[int] = ..., session: _Optional[int] = ..., arena_path: _Optional[str] = ..., arena_id: _Optional[bytes] = ..., arena_bytes: _Optional[int] = ..., block_bytes: _Optional[int] = ..., block_tokens: _Optional[int] = ..., slots: _Optional[int] = ..., max_fingerprints: _Optional[int] = ...) -> None: ...
 
 class ReserveRequest(_message.Message):
-    __slots__ = ("session", "fingerprints", "lease_ms", "release")
+    __slots__ = ("session", "fingerprints", "lease_ms", "release", "from_device")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINTS_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
+    FROM_DEVICE_FIELD_NUMBER: _ClassVar[int]
     session: int
     fingerprints: _common_pb2.Fingerprints
     lease_ms: int
     release: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, session: _Optional[int] = ..., fingerprints: _Optional[_Union[_common_pb2.Fingerprints, _Mapping]] = ..., lease_ms: _Optional[int] = ..., release: _Optional[_Iterable[int]] = ...) -> None: ...
+    from_device: bool
+    def __init__(self, session: _Optional[int] = ..., fingerprints: _Optional[_Union[_common_pb2.Fingerprints, _Mapping]] = ..., lease_ms: _Optional[int] = ..., release: _Optional[_Iterable[int]] = ..., from_device: bool = ...) -> None: ...
 
 class ReserveResponse(_message.Message):
     __slots__ = ("protocol_version", "reservation", "blocks", "lease_ms")

@@ -137,7 +137,7 @@ async def test_overwritten_block_is_never_ok_whenever_the_engine_began(tmp_path:
 
 async def test_block_that_was_never_published_or_is_another_is_not_copied(rig: Rig):
     await rig.open()
-    wrong = rig.question(fingerprints=rb"\9" * 32 + NAMES[32:])
+    wrong = rig.question(fingerprints=bytes(32) + NAMES[32:])
     staging = asyncio.ensure_future(rig.stage(wrong))
     await run(rig, staging)
     assert (await staging).statuses == bytes([ReadStatus.STALE, ReadStatus.OK, ReadStatus.OK])

@@ -1,4 +1,4 @@
-"""DevicePools against a plain model: whatever engines and stagings do in whatever order, the directory learns exactly what is there."""
+"""DevicePools against a plain model: in whatever order engines and stagings act, the directory learns exactly what is there."""
 
 from __future__ import annotations
 
