@@ -152,7 +152,7 @@ class DevicePools:
 
     def counts(self) -> list[tuple[bytes, int]]:
         """(namespace digest, published blocks), where there are any."""
-        return [(digest, len(index)) for digest, index in self._index.items() if index]
+        return [(digest, len(index)) for digest, index in list(self._index.items()) if index]
 
     @property
     def stagings(self) -> int:

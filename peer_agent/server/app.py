@@ -177,6 +177,7 @@ class Agent:
         engine_address = await self._listeners.serve_engines(self._build_engine_service(parts))
         collector = AgentCollector(
             store=self.store,
+            stager=self.stager,
             reader=self.reader,
             peers=parts.peers,
             turns=parts.turns,

@@ -13,9 +13,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from kvdir.core.outbox import OwnerOutbox
 from kvdir.obs.metrics import CallFigures
 from peer_agent.memory.pages import Pages
+from peer_agent.server.device_metrics import device_families
 from peer_agent.server.peers import Peers
 from peer_agent.server.publishing import Publishing
 from peer_agent.server.reader import Reader
+from peer_agent.server.staging import Stager
 from peer_agent.server.store import Store
 from peer_agent.server.tasks import OwnedTasks
 from peer_agent.server.turns import Turns
@@ -31,6 +33,7 @@ class AgentCollector:
         self,
         *,
         store: Store,
+        stager: Stager,
         reader: Reader,
         peers: Peers,
         turns: Turns,
@@ -43,6 +46,7 @@ class AgentCollector:
         pages: Pages,
     ) -> None:
         self._store = store
+        self._stager = stager
         self._reader = reader
         self._peers = peers
         self._turns = turns
@@ -56,6 +60,7 @@ class AgentCollector:
 
     def collect(self) -> Families:
         yield from self._arena()
+        yield from device_families(self._stager, self._store)
         yield from self._loads()
         yield from self._stream()
         yield from self._service()

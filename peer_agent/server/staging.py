@@ -56,7 +56,7 @@ TABLE_BLOCK_BYTES = 1
 
 @dataclass(slots=True)
 class StagingCounters:
-    """Blocks, since start."""
+    """Blocks, since start. failed: the mover could not copy them, or ended."""
 
     staged: int = 0
     overwritten: int = 0
