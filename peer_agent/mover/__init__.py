@@ -5,7 +5,8 @@
     messages.py   what agent and mover tell each other over one socketpair
     main.py       inside: the loop of the mover; `python -m peer_agent.mover`
     reads.py      inside: payloads, then headers, then verification; late reads until nothing writes any more
-    process.py    outside: start, watch, kill, reap, restart
+    process.py   outside: start, watch, restart
+    child.py     outside: one process until it has been reaped, and what was asked of it
     contain.py    what the mover is denied: environment, lifetime beyond the agent, priority in a memory shortage
     fake.py       a backend without a library, with faults on demand
     ucx.py        libucp: gets over RDMA (libucp.py finds it, lanes.py says which paths are allowed, csrc/ binds it)

@@ -47,4 +47,5 @@ def enter(*, parent: int) -> None:
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     with contextlib.suppress(OSError):  # no /proc, or forbidden: the kernel then chooses as always
         Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE_ADJ), encoding="ascii")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the agent's; it ends us in order
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # sent to whole groups; the agent ends us once it has drained

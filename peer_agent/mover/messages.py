@@ -26,8 +26,9 @@ MAX_MESSAGE_BYTES = 128 << 10
 MAX_READ_BLOCKS = 1024
 """Blocks of one Read: at most 72 bytes each, fingerprints included."""
 MAX_BODY_BYTES = 96 << 10
-MAX_READS = 16
-"""Reads that a mover serves at once; each has MAX_READ_BLOCKS headers of scratch memory. More of them wait."""
+MAX_READS = 256
+"""Reads that a mover serves at once, so many that a few silent peers cannot hold them all; more of them wait. Each has
+MAX_READ_BLOCKS headers of scratch memory, 32 MiB in all, which the system provides when they are first used."""
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -16,9 +16,10 @@ import msgspec
 from kvdir.errors import ConfigError, InvalidInput, Unavailable
 from peer_agent.memory.arena import Arena
 from peer_agent.mover.backend import BackendError
+from peer_agent.mover.child import MoverLost, MoverSpec
 from peer_agent.mover.device_calls import Body, ClosePool, OpenPool, Settle, Stage, Staged, encode
 from peer_agent.mover.messages import Call, Done, Failure, Late, Reply
-from peer_agent.mover.process import MoverLost, MoverProcess, MoverSpec
+from peer_agent.mover.process import MoverProcess
 
 T = TypeVar("T")
 

@@ -31,8 +31,9 @@ from kvdir.errors import ConfigError
 from peer_agent import _native
 from peer_agent.memory.arena import Arena
 from peer_agent.mover.backend import BackendError
+from peer_agent.mover.child import Asked, MoverSpec
 from peer_agent.mover.messages import MAX_READ_BLOCKS, Connect, Done, Failure, Forget, Late, Opened, Question, Read, Reply
-from peer_agent.mover.process import Asked, MoverProcess, MoverSpec
+from peer_agent.mover.process import MoverProcess
 from peer_agent.transport.base import BLOCK_RECORD_BYTES, Capabilities, ReadList, ReadOutcome, ReadStatus
 from peer_agent.transport.outcomes import check_shape, settled_outcome, uniform_outcome, uniform_statuses
 
@@ -113,6 +114,7 @@ class MoverTransport:
         for connection in tuple(self._connections):
             await connection.close()
         if self._starting is not None:
+            self._starting.cancel()
             await asyncio.wait({self._starting})
         await self.process.close()
 
@@ -122,6 +124,8 @@ class MoverTransport:
             self._starting = asyncio.create_task(self.process.start(), name=f"start-{self.name}")
         if not self._starting.done():
             await asyncio.wait({self._starting})
+        if self._starting.cancelled():
+            raise ConnectionError("closed")
         try:
             self._starting.result()
         except BackendError as error:

@@ -18,8 +18,9 @@ from kvdir.errors import ConfigError
 from peer_agent.memory.arena import Arena
 from peer_agent.memory.layout import SizeClass
 from peer_agent.mover import contain, lanes, libucp, messages
+from peer_agent.mover.child import MoverSpec
 from peer_agent.mover.messages import Opened, Ping, Read, Reply, decode_answer, decode_question, encode
-from peer_agent.mover.process import MoverProcess, MoverSpec
+from peer_agent.mover.process import MoverProcess
 from peer_agent.transport.check_movers import DIGEST, eventually, mover_rig
 from peer_agent.transport.check_rig import DEADLINE_S
 from peer_agent.transport.mover import MoverTransport
@@ -67,6 +68,18 @@ async def test_mover_holds_the_arena_its_socket_and_no_secret_when_started(
             assert "NoNewPrivs:\t1" in (proc / "status").read_text()
         finally:
             await plane.close()
+
+
+async def test_mover_stays_when_the_whole_group_is_told_to_end(arena: Arena) -> None:
+    """systemd and shells signal all processes; the agent serves on while it drains, and ends its mover itself."""
+    plane = MoverTransport(arena, backend="fake")
+    try:
+        await plane.export()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            os.kill(plane.pid, number)
+        await plane.process.ask(Ping).answer
+    finally:
+        await plane.close()
 
 
 async def test_mover_ends_with_its_plane_and_leaves_no_descriptor_open(arena: Arena) -> None:

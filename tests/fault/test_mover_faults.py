@@ -20,7 +20,8 @@ import pytest
 
 from peer_agent.memory.arena import Arena
 from peer_agent.memory.layout import HEADER_BYTES, SizeClass
-from peer_agent.mover import process, reads
+from peer_agent.mover import child, process, reads
+from peer_agent.mover.backend import BackendError
 from peer_agent.mover.messages import Ping
 from peer_agent.transport.base import ReadList, ReadOutcome, ReadStatus
 from peer_agent.transport.check_movers import DIGEST, MoverRig, eventually, mover_rig, stop
@@ -264,9 +265,9 @@ async def test_start_is_refused_with_the_reason_when_the_mover_cannot_get_memory
         resource.setrlimit(resource.RLIMIT_AS, (24 << 20, 24 << 20))
 
     with Arena.create(tmp_path / "arena", [SizeClass(DIGEST, 4096, 4)], epoch=1) as arena:
-        mover = process.MoverProcess(process.MoverSpec("fake", arena.fd, arena.arena_bytes, preexec=little_memory))
+        mover = process.MoverProcess(child.MoverSpec("fake", arena.fd, arena.arena_bytes, preexec=little_memory))
         try:
-            with pytest.raises(process.BackendError, match=r"ended while it started"):
+            with pytest.raises(BackendError, match=r"ended while it started"):
                 await mover.start()
         finally:
             await mover.close()
