@@ -23,6 +23,7 @@ from peer_agent.client import aio
 from peer_agent.core.effects import LoadStatus
 from peer_agent.testing import sample_namespace
 from peer_agent.testing.processes import ProcessCluster
+from peer_agent.testing.timing import PROMPT_S, took
 
 pytestmark = pytest.mark.slow
 
@@ -76,6 +77,27 @@ async def test_load_ends_with_verified_blocks_when_the_owner_is_killed_in_the_mi
             break
         await asyncio.sleep(0.05)
     assert result.hits == 5
+
+
+async def test_load_ends_at_once_when_the_only_owner_is_killed_during_it(cluster: ProcessCluster):
+    coordinator = await cluster.start_coordinator()
+    for node in ("owner", "reader"):
+        await cluster.start_agent(node, coordinator, "--arena-bytes", "16MiB", "--transports", "tcp")
+    fingerprints = cluster.blocks.chain(8)
+    owner, reader = await cluster.engine("owner"), await cluster.engine("reader")
+    await owner.store(fingerprints, cluster.blocks.data(fingerprints))
+    await cluster.wait_known(coordinator, "owner", 8)
+    warm, _ = await timed_load(cluster, reader, fingerprints.slice(0, 1), deadline_s=2)
+    assert warm.hits == 1
+    os.kill(cluster.children["owner"].pid, signal.SIGSTOP)  # so that the load is certainly unfinished when the kill comes
+    load = asyncio.ensure_future(cluster.load(reader, fingerprints, deadline_s=10.0))
+    await asyncio.wait({load}, timeout=0.1)
+    assert not load.done()
+    os.kill(cluster.children["owner"].pid, signal.SIGKILL)
+    (result, _), seconds = await took(load)
+    assert result.count(LoadStatus.MISS) == 7
+    assert seconds <= PROMPT_S
+    await cluster.wait_inventory("reader", lambda held: held.quarantined == held.reserved == 0)
 
 
 async def test_blocks_are_late_by_the_deadline_when_the_owner_is_stopped(cluster: ProcessCluster):

@@ -145,6 +145,13 @@ def test_gaps_are_asked_of_an_untrusted_node_when_its_claims_are_covered():
     assert [(ask.node.node, ask.positions, ask.claimed) for ask in asks] == [("a", (0, 1), 1), ("b", (0, 1), 1)]
 
 
+def test_who_failed_and_is_due_again_comes_after_who_has_not_failed():
+    """Or a few dead nodes use up the asks of every load, each time their pause is over."""
+    failed = PeerFigures(path=FAST.path, skip_until_s=0.5)
+    plan = plan_of(2, claim("a", [0, 1]), claim("b", [0]), figures={"a": failed, "b": SLOW}, limits=ONE_EACH)
+    assert names(plan.next_asks(0.6)) == ["b"]
+
+
 def test_not_asked_when_the_breaker_is_open():
     plan = plan_of(1, claim("a", [0]), figures={"a": PeerFigures(path=FAST.path, skip_until_s=0.5)})
     assert plan.next_asks(0) == ()
