@@ -34,8 +34,6 @@ _OUTCOMES[[ReadStatus.TORN, ReadStatus.CORRUPT]] = Outcome.CORRUPT
 _OUTCOMES[ReadStatus.LATE] = Outcome.LATE
 _OUTCOMES[ReadStatus.PEER_LOST] = Outcome.LOST
 
-_RESERVED_OUTCOMES = {BlockState.BUSY: Outcome.BUSY, BlockState.NO_SPACE: Outcome.NO_ROOM}
-
 
 @dataclass(slots=True, eq=False)
 class Reading:
@@ -148,9 +146,10 @@ class Fetcher:
         states = np.frombuffer(reserved.states, np.uint8)
         if len(reserved.positions) == len(states):
             return
-        for state, outcome in _RESERVED_OUTCOMES.items():
-            reading.outcome[states == state] = outcome
-        self._counters.no_space += int(np.count_nonzero(states == BlockState.NO_SPACE))
+        reading.outcome[states == BlockState.BUSY] = Outcome.BUSY
+        if reading.fetch.hedges is None:  # else the first read has its slots, and goes on
+            reading.outcome[states == BlockState.NO_SPACE] = Outcome.NO_ROOM
+            self._counters.no_space += int(np.count_nonzero(states == BlockState.NO_SPACE))
         self._note_here(load, reading, np.flatnonzero(states == BlockState.PRESENT))
 
     def _note_here(self, load: Load, reading: Reading, at: Array) -> None:

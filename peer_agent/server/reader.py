@@ -31,6 +31,7 @@ from peer_agent.core.nominees import Claim
 from peer_agent.core.orders import BACKGROUND_LIMITS, Limits, Terms
 from peer_agent.core.plan import ReadPlan
 from peer_agent.core.schedule import Priority
+from peer_agent.server.explaining import explanation_json
 from peer_agent.server.fetch import Fetcher
 from peer_agent.server.load import Directory, Load, ReaderCounters
 from peer_agent.server.load_work import LAST_MOMENT_S, LoadWork
@@ -122,6 +123,10 @@ class Reader:
         spent_s = self._clock() - began_s
         load.net_gain_s = load.plan.net_gain_s(spent_s)
         self._count(load, spent_s=spent_s)
+        if log.isEnabledFor(logging.DEBUG):
+            say(
+                log, logging.DEBUG, "load", load=load.number, priority=priority.name.lower(), explanation=explanation_json(load)
+            )
         return load
 
     async def _bring(self, load: Load) -> None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import tempfile
+import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from kvdir.testing.wait import eventually
 from peer_agent.core.effects import LoadStatus
-from peer_agent.memory.pages import Pages
-from peer_agent.server.metrics import AgentCollector
 from peer_agent.testing import LocalCluster, local_cluster, sample_namespace
 
 TRANSPORTS = [("shm", "tcp"), ("tcp",)]
@@ -75,7 +75,10 @@ async def test_owner_answers_for_the_whole_list_when_the_directory_knows_half(di
 
 
 async def test_stale_and_reported_when_the_owner_no_longer_has_it(directory: Path):
-    async with local_cluster(directory, "a", "b", arena_bytes=64 << 10) as cluster:  # 15 blocks
+    async with local_cluster(directory, coordinator=False, arena_bytes=64 << 10) as cluster:  # 15 blocks
+        await cluster.start_coordinator(heartbeat_interval_ms=60_000)  # no digest tells that the owner's own account is wrong
+        for node in "ab":
+            await cluster.start_agent(node)
         fingerprints = cluster.blocks.chain(10)
         writer, reader = await cluster.engine("a"), await cluster.engine("b")
         await writer.store(fingerprints, cluster.blocks.data(fingerprints))
@@ -290,26 +293,22 @@ async def test_namespace_file_says_the_prefill_rate_when_the_engine_does_not(dir
         assert result.count(LoadStatus.SKIPPED) == 5
 
 
-async def test_metrics_tell_predictions_gain_and_queues_without_naming_peers(pair: LocalCluster):
-    fingerprints = pair.blocks.chain(20)
-    writer, reader = await pair.engine("a"), await pair.engine("b", prefill_tokens_per_s=100.0)
-    await writer.store(fingerprints, pair.blocks.data(fingerprints))
-    await pair.wait_known("a")
-    await reader.load(fingerprints, into=pair.blocks.room(fingerprints))
-    agent = pair.agents["b"]
-    collector = AgentCollector(
-        store=agent.store, reader=agent.reader, peers=agent.reader._peers, turns=agent.reader._fetcher._turns,
-        publishing=agent.publishing, outbox=agent.publishing._outbox, calls=agent._listeners.calls, bugs=lambda: 0,
-        tasks=agent.reader._tasks, planes={}, pages=Pages(1 << 20, 0),
-    )  # fmt: skip
-    samples = [sample for family in collector.collect() for sample in family.samples]
+async def test_metrics_tell_predictions_gain_and_queues_without_naming_peers(directory: Path):
+    async with local_cluster(directory, "owner", "reader", transports=("tcp",), http_listen="127.0.0.1:0") as cluster:
+        fingerprints = cluster.blocks.chain(20)
+        writer, reader = await cluster.engine("owner"), await cluster.engine("reader", prefill_tokens_per_s=100.0)
+        await writer.store(fingerprints, cluster.blocks.data(fingerprints))
+        await cluster.wait_known("owner")
+        await reader.load(fingerprints, into=cluster.blocks.room(fingerprints))
+        url = f"http://{cluster.agents['reader'].ready.http}/metrics"
+        text = (await asyncio.to_thread(urllib.request.urlopen, url)).read().decode()
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     values = {(sample.name, *sorted(sample.labels.items())): sample.value for sample in samples}
-    plane = pair.agents["b"].config.transports[0]
-    assert values["peer_agent_read_prediction_ratio_count", ("plane", plane)] == 1
+    assert values["peer_agent_read_prediction_ratio_count", ("plane", "tcp")] == 1
     assert values["peer_agent_load_prediction_ratio_count",] == 1
     assert values["peer_agent_net_gain_seconds",] > 0
     assert values["peer_agent_saved_seconds_total",] == pytest.approx(3.2)
     assert values["peer_agent_load_blocks_total", ("status", "skipped")] == 0
     assert values["peer_agent_queued_reads", ("priority", "prefetch")] == 0
     assert values["peer_agent_flight_bytes",] == 0
-    assert not any("a" in sample.labels.values() for sample in samples)
+    assert not any("owner" in sample.labels.values() for sample in samples)

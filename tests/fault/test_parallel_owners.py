@@ -177,6 +177,27 @@ async def test_both_copies_arrive_and_one_counts_when_hedge_and_first_read_end_t
     assert counters.hedged_bytes in (0, 8 * block_bytes)
 
 
+async def test_first_read_goes_on_when_there_is_no_room_for_a_hedge(rig: Rig):
+    wanted = rig.cluster.blocks.chain(8)
+    await rig.owner("first", wanted)
+    await rig.owner("second", wanted)
+    slots = rig.reader.store.occupancy()[0].slots
+    filler = rig.cluster.blocks.chain(slots - 8, root="filler")
+    assert (await rig.engine.store(filler, rig.cluster.blocks.data(filler))).stored == slots - 8
+    assert await rig.engine.pin(filler, pin_s=60) == slots - 8
+    slow = rig.hold_back(read="first")
+    loading = asyncio.ensure_future(rig.load(wanted))
+    second = rig.cluster.agents["second"].store
+    await eventually(lambda: second.locks > 0, what="the second owner was asked")
+    await asyncio.sleep(0)
+    counters = rig.reader.reader.counters
+    slow.set()
+    result, _ = await loading
+    assert result.count(LoadStatus.HIT_PEER) == 8
+    assert (counters.hedges, counters.no_space) == (1, 0)
+    await rig.quiet()
+
+
 async def test_answer_does_not_wait_for_a_silent_owner_that_has_nothing_to_add(rig: Rig):
     """Half of the list nobody has: an owner that is silent might have it, though nobody says so."""
     wanted = rig.cluster.blocks.chain(8)
