@@ -3,7 +3,7 @@
 Descriptor part, little endian:
 
     u8 layout version (1) | u8 1: emulated lanes | u8 n | n B NIXL version | u64 address of the arena |
-    u64 address of the identity | the rest: NIXL's agent metadata
+    u64 address of the identity | the rest: NIXL's agent metadata, without the agent's name that it begins with
 
 Rules:
 - NIXL tells nobody when a transfer that was given up has stopped writing: after `releaseXferReq` late bytes still landed. So
@@ -12,8 +12,9 @@ Rules:
 - Its progress thread sleeps on UCX's event descriptor and wakes every PROGRESS_MS besides. (NIXL's own Python face hard-codes a
   delay of 0, with which that thread takes a whole core; therefore the bindings underneath are used.) There is no event for
   a transfer's end: it is asked for in each turn of the loop for SPIN_S, then after pauses that grow.
-- Remote agents are added and removed under one lock, each once, however many links share it; a name is removed before it is
-  added again. An agent's name carries its mover's incarnation, so a restarted peer has another.
+- Remote agents are added and removed one at a time, each once, however many links share it. Every one gets a name of its own
+  from us: NIXL refuses a name that is taken, and for ever one whose metadata was bad once, so that a peer could cut us off from
+  another one by naming it.
 - A link exists only after the peer's identity, 16 bytes in a page of its mover, has been read and is the one we look for.
 - Lanes are restricted for UCX as a whole (lanes.py). NIXL does not say which ones an endpoint took.
 
@@ -76,8 +77,8 @@ class NixlBackend(Backend):
         )
         self._tls = self._ucx["TLS"]
         self._emulated = bool(emulated)
-        self._remotes: dict[str, Remote] = {}
-        self._membership = asyncio.Lock()
+        self._remotes: dict[PeerMemory, Remote] = {}
+        self._numbers = itertools.count(1)
 
     async def open(self, memory: Memory) -> bytes:
         os.environ.update({f"UCX_{name}": value for name, value in self._ucx.items()})  # read when NIXL loads UCX, below
@@ -87,32 +88,30 @@ class NixlBackend(Backend):
         self._page, self._landings = page, itertools.count()
         regions = [memory.arena, memory.scratch, page]
         try:
-            self._agent = self._make_agent(_agent_name(memory.incarnation))
+            self._agent = self._make_agent(name := f"kvdir-{memory.incarnation.hex()}")
             for region in regions:
                 where = [(address_of(region), len(region), 0, "")]
                 self._agent.registerMem(self._bindings.nixlRegDList(self._bindings.DRAM_SEG, where), [])
-            metadata = self._agent.getLocalMD()
+            metadata = bytes(self._agent.getLocalMD())
         except Exception as error:  # NIXL's exceptions have no common base
             raise BackendError(f"nixl: {self._version} cannot start here: {error!r} ({self._missing()})") from error
+        if not metadata.startswith(_prefix(name)):
+            raise BackendError(f"nixl: metadata of version {self._version} begins otherwise than we know; {INSTALL}")
         if len(metadata) > _MAX_METADATA_BYTES:
             raise BackendError(f"nixl: {len(metadata)} bytes of metadata do not fit; name fewer devices in UCX_NET_DEVICES")
         ours = self._bindings.NIXL_INIT_AGENT
         self._grids = [Grid(self._bindings, self._agent, ours, address_of(region), len(region)) for region in regions]
         version = self._version.encode()
         head = _HEAD.pack(_LAYOUT, self._emulated, len(version)) + version
-        return head + _ADDRESSES.pack(memory.arena_address, address_of(page)) + bytes(metadata)
+        return head + _ADDRESSES.pack(memory.arena_address, address_of(page)) + metadata[len(_prefix(name)) :]
 
     async def connect(self, peer: PeerMemory) -> Link:
         wanted = _Descriptor.parse(peer.descriptor)
         self._compare(wanted)
-        name = _agent_name(peer.incarnation)
-        async with self._membership:
-            remote = self._remotes.get(name)
-            if remote is None or remote.broken:
-                if remote is not None:
-                    await remote.remove()
-                remote = self._remotes[name] = self._add(name, wanted, peer.arena_bytes)
-            remote.links += 1
+        remote = self._remotes.get(peer)
+        if remote is None or remote.broken:
+            remote = self._remotes[peer] = self._add(wanted, peer)
+        remote.links += 1
         link = NixlLink(self, remote)
         try:
             await self._recognise(remote, wanted.identity_address, peer.incarnation)
@@ -134,7 +133,10 @@ class NixlBackend(Backend):
         return (f"one of {self._tls}",)
 
     def request(self, remote: Remote, gets: Gets) -> Handle:
-        """A transfer of all of them, from prepared lists where all lie on the grid of slots, else described one by one."""
+        """A transfer of all of them, from prepared lists where all lie on the grid of slots, else described one by one.
+
+        Raises what NIXL raises, such as for memory that the peer's descriptor does not have.
+        """
         there, here, lengths = (np.frombuffer(packed, "<u8") for packed in (gets.remote, gets.local, gets.lengths))
         ours = next(grid for grid in self._grids if grid.holds(int(here[0])))
         length = int(lengths[0])
@@ -164,12 +166,12 @@ class NixlBackend(Backend):
         self._agent.releaseXferReq(handle)
 
     async def leave(self, remote: Remote) -> None:
-        """One link less. Raises Unsettled."""
-        async with self._membership:
-            remote.links -= 1
-            if remote.links == 0 and self._remotes.get(remote.name) is remote:
-                del self._remotes[remote.name]
-                await remote.remove()
+        """One link less; the last one takes the remote agent with it. Raises Unsettled."""
+        remote.links -= 1
+        if remote.links == 0:
+            if self._remotes.get(remote.peer) is remote:
+                del self._remotes[remote.peer]
+            await remote.remove()
 
     # parts
 
@@ -196,15 +198,14 @@ class NixlBackend(Backend):
         if peer.emulated and not self._emulated:
             raise ConnectionError("the peer serves emulated lanes (allow_emulated_rma, for tests); we use RDMA only")
 
-    def _add(self, name: str, peer: _Descriptor, arena_bytes: int) -> Remote:
+    def _add(self, wanted: _Descriptor, peer: PeerMemory) -> Remote:
+        name = f"kvdir-{peer.incarnation.hex()}-{next(self._numbers)}"
         try:
-            added = self._agent.loadRemoteMD(peer.metadata).decode()
+            self._agent.loadRemoteMD(_prefix(name) + wanted.metadata)
         except Exception as error:
             raise ConnectionError(f"NIXL does not take the peer's metadata: {error!r}") from error
-        if added != name:
-            self._agent.invalidateRemoteMD(added)
-            raise ConnectionError("the peer's mover has another incarnation; ask it again")
-        return Remote(self._agent, name, Grid(self._bindings, self._agent, name, peer.arena_address, arena_bytes))
+        grid = Grid(self._bindings, self._agent, name, wanted.arena_address, peer.arena_bytes)
+        return Remote(self._agent, name, peer, grid)
 
     async def _recognise(self, remote: Remote, identity_address: int, incarnation: bytes) -> None:
         """Reads the peer's identity. Landings are used again: a late one brings this very peer's identity, or a wrong one."""
@@ -232,8 +233,9 @@ class NixlBackend(Backend):
 class Remote:
     """A peer's agent as ours knows it. under_way: a future for each transfer that may write into slots, and whose it is."""
 
-    def __init__(self, agent: Any, name: str, grid: Grid) -> None:
+    def __init__(self, agent: Any, name: str, peer: PeerMemory, grid: Grid) -> None:
         self.name = name
+        self.peer = peer
         self.grid = grid
         self.links = 0
         self.broken = False
@@ -265,7 +267,10 @@ class NixlLink(Link):
     async def gets(self, gets: Gets) -> None:
         if self.broken:
             raise ConnectionError("closed, or the peer is gone")
-        handle = self._backend.request(self._remote, gets)
+        try:
+            handle = self._backend.request(self._remote, gets)
+        except Exception as error:
+            raise ConnectionError(f"NIXL: {error!r}") from error
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._remote.under_way[ended] = self
         try:
@@ -315,8 +320,9 @@ class _Descriptor:
         return cls(version, emulated == 1, arena_address, identity_address, data[at + _ADDRESSES.size :])
 
 
-def _agent_name(incarnation: bytes) -> str:
-    return f"kvdir-{incarnation.hex()}"
+def _prefix(name: str) -> bytes:
+    """What NIXL's metadata of an agent begins with."""
+    return b"nixlSerDes|Agent" + len(name).to_bytes(8, "little") + name.encode() + b"|"
 
 
 def _pause_s(elapsed_s: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import psutil
 import pytest
 
 from peer_agent.cli.bench_read import BenchOptions, PeerSetup, run_read_bench
+from peer_agent.cli.bench_read.peers import SETUPS
 from peer_agent.cli.bench_read.rounds import merge
 from peer_agent.cli.bench_read.view import read_view
 from peer_agent.memory.arena import ArenaTooLarge
@@ -83,6 +85,40 @@ for line in sys.stdin:
     else:
         print(json.dumps({"ok": {}}), flush=True)
 """
+
+
+@pytest.mark.slow
+def test_bench_has_rows_of_another_library_when_it_is_installed(tmp_path: Path) -> None:
+    setups = tuple(setup for setup in SETUPS if setup.name == "raw_nixl_tcp")
+    result = run_read_bench(
+        options(tmp_path, planes=("shm",), block_bytes=(65536,), peers_python=sys.executable, peer_setups=setups)
+    )
+    assert result["left_out"] == {}
+    assert [row["plane"] for row in result["rows"]] == ["shm", *YARDSTICKS, "raw_nixl_tcp"]
+    assert result["rows"][0]["ratio_to_raw_nixl_tcp"] > 0
+    nixl = result["rows"][-1]
+    assert (nixl["kind"], nixl["ratio_to_raw_nixl_tcp"]) == ("peer", 1.0)
+    assert nixl["owner_cpu_s_per_gb"] > 0
+
+
+def test_bars_say_met_missed_and_not_measured_when_judged() -> None:
+    found = importlib.util.spec_from_file_location("bench_bars", Path(__file__).parents[2] / "bench" / "read.py")
+    assert found is not None
+    assert found.loader is not None
+    bars = sys.modules[found.name] = importlib.util.module_from_spec(found)
+    found.loader.exec_module(bars)
+    rows = [
+        {"plane": "shm", "block_bytes": 65536, "blocks": 32, "ratio_to_memcpy": 0.95, "p99_over_p50": 1.5},
+        {"plane": "shm", "block_bytes": 65536, "blocks": 256, "ratio_to_memcpy": 0.85, "p99_over_p50": 2.5},
+    ]
+    judged = bars.judge({"rows": rows})
+    met = {(bar["bar"], bar["read"]): bar["met"] for bar in judged["bars"]}
+    assert met["shm ratio_to_memcpy >= 0.9", "32 x 64 KiB"] is True
+    assert met["shm ratio_to_memcpy >= 0.9", "256 x 64 KiB"] is False
+    assert met["shm p99_over_p50 <= 2.0", "32 x 64 KiB"] is True
+    assert met["shm p99_over_p50 <= 2.0", "256 x 64 KiB"] is False
+    assert met["shm ratio_to_mooncake >= 1.7", "32 x 64 KiB"] is None
+    assert judged["bars_missed"] == 2
 
 
 def test_merged_figures_are_medians_when_there_are_several_runs() -> None:

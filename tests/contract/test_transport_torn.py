@@ -205,10 +205,13 @@ def test_none_of_a_million_small_reads_is_torn(small: tuple[Arena, Arena], plane
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("owner", [0.0003], indirect=True)  # a read takes longer here: without pauses hardly one is whole
-def test_ucx_read_is_never_torn_when_another_process_rewrites_the_slots(owner: Arena, reader: Arena) -> None:
+@pytest.mark.parametrize("backend", ["ucx", "nixl"])
+def test_one_sided_read_is_never_torn_when_another_process_rewrites_the_slots(
+    backend: str, owner: Arena, reader: Arena
+) -> None:
     """Gets look at nothing while they copy; one look at the header afterwards decides (csrc/gets.hpp)."""
     with asyncio.Runner() as runner:
-        planes = [MoverTransport(arena, backend="ucx", settings={"emulated": "tcp"}) for arena in (owner, reader)]
+        planes = [MoverTransport(arena, backend=backend, settings={"emulated": "tcp"}) for arena in (owner, reader)]
         descriptor, _ = runner.run(_together([plane.export() for plane in planes]))
         connection = runner.run(planes[1].connect(descriptor, deadline_s=10))
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.metadata
 import os
+import random
 import signal
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,10 +17,12 @@ import pytest
 
 from kvdir.errors import ConfigError
 from peer_agent import _native
+from peer_agent.core.effects import LoadStatus
 from peer_agent.memory.arena import Arena
 from peer_agent.memory.layout import SizeClass
 from peer_agent.mover import nixl
 from peer_agent.mover.backend import BackendError
+from peer_agent.testing import local_cluster
 from peer_agent.transport.base import ReadStatus
 from peer_agent.transport.check_movers import DIGEST, MoverRig, eventually, mover_rig, stop
 from peer_agent.transport.check_rig import DEADLINE_S, LOCK, WIDTH, Stored, write
@@ -122,6 +127,49 @@ async def test_descriptors_are_refused_with_the_reason_when_they_are_damaged_or_
             await rig.reader.connect(_sealed(bytes(other_life) + part, "nixl"), deadline_s=DEADLINE_S)
         await read_everything(rig, rig.store(range(4)))
         assert rig.reader.stats()["mover_starts"] == 1
+
+
+async def test_agent_lives_when_descriptors_are_garbage(tmp_path: Path) -> None:
+    """Sealed garbage, so that it reaches the mover and NIXL's own parsers, which may end it: the next one serves."""
+    rng = random.Random(7)
+    async with mover_rig(tmp_path, "nixl", EMULATED) as rig:
+        stored = rig.store(range(4))
+        good = (await rig.owner.export())[:-8]
+        candidates = [good[: rng.randrange(_HEAD.size + 1, len(good))] for _ in range(4)]
+        candidates += [good + rng.randbytes(rng.randrange(1, 2000)) for _ in range(2)]
+        for _ in range(8):
+            flipped = bytearray(good)
+            flipped[rng.randrange(_HEAD.size, len(good))] ^= 1 << rng.randrange(8)
+            candidates.append(bytes(flipped))
+        for candidate in candidates:
+            with contextlib.suppress(ValueError, ConnectionError, TimeoutError):
+                connection = await rig.reader.connect(_sealed(candidate, "nixl"), deadline_s=0.3)
+                blocks = rig.request(stored)
+                outcome = await connection.read(blocks, deadline_s=0.3)
+                rig.expect(outcome, blocks, stored)
+                await connection.close()
+                await asyncio.wait_for(outcome.settled, DEADLINE_S)
+        until_s = time.monotonic() + DEADLINE_S
+        while time.monotonic() < until_s:
+            with contextlib.suppress(ConnectionError, AssertionError):
+                return await read_everything(rig, stored)
+            await asyncio.sleep(0.05)
+        raise AssertionError("nothing can be read any more")
+
+
+async def test_blocks_come_over_nixl_when_it_is_the_only_plane() -> None:
+    with tempfile.TemporaryDirectory(prefix="kvdir-") as directory:  # short, because socket paths end at 107 bytes
+        async with local_cluster(
+            Path(directory), "a", "b", transports=("nixl",), allow_emulated_rma=True, connect_timeout_s=2.0
+        ) as cluster:
+            fingerprints = cluster.blocks.chain(40)
+            writer, reader = await cluster.engine("a"), await cluster.engine("b")
+            await writer.store(fingerprints, cluster.blocks.data(fingerprints))
+            await cluster.wait_known("a")
+            into = cluster.blocks.room(fingerprints)
+            result = await reader.load(fingerprints, into=into)
+            assert result.count(LoadStatus.HIT_PEER) == 40
+            cluster.blocks.check(fingerprints, into, result)
 
 
 async def test_start_is_refused_with_what_is_missing_when_there_is_no_rdma(tmp_path: Path) -> None:
