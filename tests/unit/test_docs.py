@@ -50,3 +50,17 @@ def test_consistency_page_names_only_settings_states_and_faults_that_exist() -> 
     assert all(f"`{state.name.lower()}`" in page for state in StreamState)
     (faults,) = re.findall(r"## Faults\n(.*?)\n## ", page, flags=re.DOTALL)
     assert len(re.findall(r"^\| (?!fault |---)", faults, flags=re.MULTILINE)) == len(FAULTS), "rows of `kvdir bench faults`"
+
+
+def test_faults_page_names_only_tests_that_exist() -> None:
+    """`fault/test_x.py::test_y`, and `::test_z` for another one of the file named before."""
+    page, named = (ROOT / "docs/faults.md").read_text(), 0
+    for line in page.splitlines():
+        source = ""
+        for file, name in re.findall(r"`((?:\w+/)?test_\w+\.py)?(?:::(\w+))?`", line):
+            if file:
+                source = (ROOT / "tests" / file).read_text()
+            if name:
+                assert re.search(rf"(?:def|class) {name}\b", source), f"{file or line}: no {name}"
+                named += 1
+    assert named > 50
