@@ -71,6 +71,7 @@ class Asking:
             uncovered=uncovered,
             gaps=gaps,
             helpers=helpers,
+            near=any(source.nominee.figures.same_host for source in helping),
             block_bytes=size,
             room=room,
         )

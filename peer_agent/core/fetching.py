@@ -128,6 +128,8 @@ class Fetching:
             self._blocks.worsen(pool, LoadStatus.SKIPPED)
             return None
         unmeasured = rivals and not self._asking.figures(source.name).path.reads
+        if unmeasured and source.flights:
+            return None
         chunk_bytes = self._terms.limits.min_chunk_bytes if unmeasured else self._terms.limits.max_chunk_bytes
         positions = np.flatnonzero(pool)[: min(want, in_time, room, max(1, chunk_bytes // size))]
         return self._begin(source, own, positions, now_s, hedges=None)
@@ -147,6 +149,8 @@ class Fetching:
 
     def _worth(self, blocks: int, end_s: float, now_s: float) -> bool:
         """Whether bringing so many blocks by end_s delays the load by less than they take to recompute."""
+        if not self._terms.recompute.known:
+            return True
         busy_s = max(source.busy_until_s for source in self._asking.sources.values()) - now_s
         return self._terms.recompute.worth(blocks, cost_s=max(0.0, end_s - max(0.0, busy_s)))
 

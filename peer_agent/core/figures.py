@@ -1,6 +1,6 @@
 """What reads and locks have taught about each peer: latency, bandwidth, and how far beyond the prediction is unusual.
 
-    took = latency_s + (queued_bytes + size_bytes) / bytes_per_s
+    took = latency_s + (queued_bytes + size_bytes) / bytes_per_s          (queued_bytes: other reads in flight at the peer)
 
 Rules:
 - Latency and bandwidth are the weighted least squares line through what was observed (x: bytes, own and queued before it;
@@ -94,7 +94,8 @@ class Figures:
     ) -> float:
         """Learns from one read; returns the prediction error took / predicted.
 
-        took_s: from when it was let fly (`Schedule.ask`) to its end. queued_bytes: other reads in flight at the peer just then.
+        took_s: from when it was let fly (`Schedule.ask`) to its end. queued_bytes: other reads in flight at the peer, the mean
+        of then and now: right on average where a peer serves one after another, and where it serves all at once.
         """
         return self._history(peer).path(plane).observe(queued_bytes + size_bytes, took_s, now_s, complete=complete)
 

@@ -5,7 +5,8 @@ Rules:
 - Nominees are asked in parallel, until every claimed block is covered. A trusted node's claim covers its blocks; an untrusted
   one is doubted: its claims are covered when a second node that claims them was asked as well.
 - Beyond that a node is asked when its bandwidth would end the load clearly earlier, or when it is untrusted and blocks are
-  left that nobody claims (a trusted claim list has no holes, an untrusted one may hide them).
+  left that nobody claims (a trusted claim list has no holes, an untrusted one may hide them). A second node on our own host
+  ends nothing earlier: it is our threads that copy out of either.
 
 Pure: numpy arrays in, a choice out. State is the plan's (peer_agent/core/plan.py).
 """
@@ -120,6 +121,7 @@ def choose(
     uncovered: Mask,
     gaps: bool,
     helpers: Sequence[Offer],
+    near: bool,
     block_bytes: int,
     room: int,
 ) -> list[Nominee]:
@@ -127,7 +129,7 @@ def choose(
 
     missing: blocks that are not here. uncovered: of these, the claimed ones that no node asked before is trusted to hold.
     gaps: whether blocks are missing that nobody claims. helpers: terms of those asked before; a further one is measured
-    against them.
+    against them. near: one of those is on our host.
     """
     left = list(candidates)
     chosen: list[Nominee] = []
@@ -141,11 +143,14 @@ def choose(
         while left:
             best = left.pop(0)
             trusted = best.node.state.trusted
-            if covers[best.node.node] or (gaps and not trusted) or _hastens(best, offers, missing, block_bytes):
+            if covers[best.node.node] or (gaps and not trusted):
+                break
+            if not (near and best.figures.same_host) and _hastens(best, offers, missing, block_bytes):
                 break
         else:
             break
         chosen.append(best)
+        near |= best.figures.same_host
         offers.append(best.offer)
         uncovered &= ~best.claimed if trusted else ~(best.claimed & doubted)
         doubted |= best.claimed

@@ -2,8 +2,9 @@
 
 Rules:
 - Shares: if all sources that hold the candidates began now, and ended together, this one would serve `share` blocks of them
-  (cost.finish_s). A source that is asked gets half of its share (guided self-scheduling, Polychronopoulos and Kuck, IEEE
-  Trans. Computers 36, 1987), so that a wrong figure costs little; the last small part whole.
+  (cost.finish_s). Its next read is a quarter of that (guided self-scheduling, Polychronopoulos and Kuck, IEEE Trans. Computers
+  36, 1987), so that with two reads under way less than half is committed to a figure that may be wrong; the last small part
+  is given whole.
 - A source that would end even one block later than the others end all, gets none.
 - Whoever is overdue (`Source.stalled`) is no rival: others take what it might have served, and it keeps what only it holds.
 """
@@ -121,4 +122,4 @@ def share_blocks(own: Offer, rivals: Sequence[Offer], *, end_s: float, block_byt
     if share == 0:
         return int(own.finish_s(block_bytes) <= min(rival.finish_s(block_bytes) for rival in rivals))
     floor = max(1, int(max(min_chunk_bytes, own.bytes_per_s * MIN_SLICE_S) / block_bytes))
-    return max(min(share, floor), -(-share // 2))
+    return max(min(share, floor), -(-share // 4))

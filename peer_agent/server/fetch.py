@@ -39,7 +39,7 @@ _OUTCOMES[ReadStatus.PEER_LOST] = Outcome.LOST
 class Reading:
     """One fetch while it runs. outcome: an Outcome per position of the fetch, UNREAD until something is known.
 
-    begun: its task runs. needless: nobody waits for it any more. flew_s: when its turn came; queued_bytes: other
+    begun: its task runs. needless: nobody waits for it any more. flew_s: when its turn came; beside_bytes: other
     reads that were under way at the peer just then.
     """
 
@@ -49,7 +49,7 @@ class Reading:
     begun: bool = False
     needless: bool = False
     flew_s: float | None = None
-    queued_bytes: int = 0
+    beside_bytes: int = 0
     outcome: Array = field(init=False)
 
     def __post_init__(self) -> None:
@@ -85,10 +85,10 @@ class Fetcher:
                 reading.outcome[:] = Outcome.LATE  # other reads had the peer's whole budget until now
                 return
             reading.flew_s = self._clock()
-            reading.queued_bytes = self._turns.flying_bytes(peer.node) - fetch.size_bytes
+            reading.beside_bytes = self._beside_bytes(reading)
             outcome = await self._read(load, reading, twin_of())
-        if outcome is not None:
-            self._judge(reading, outcome, took_s=self._clock() - reading.flew_s)
+            if outcome is not None:
+                self._judge(reading, outcome, took_s=self._clock() - reading.flew_s)
 
     def overdue(self, reading: Reading) -> None:
         """It takes longer than predicted: other loads need not find that out for themselves."""
@@ -192,9 +192,13 @@ class Fetcher:
             reading.source.peer,
             size_bytes=reading.fetch.size_bytes,
             took_s=took_s,
-            queued_bytes=reading.queued_bytes,
+            queued_bytes=(reading.beside_bytes + self._beside_bytes(reading)) // 2,
             complete=complete,
         )
+
+    def _beside_bytes(self, reading: Reading) -> int:
+        """Other reads under way at the same peer now."""
+        return self._turns.flying_bytes(reading.source.peer.node) - reading.fetch.size_bytes
 
 
 def _read_list(load: Load, reading: Reading, reserved: Reserved) -> ReadList:

@@ -94,7 +94,7 @@ class _Flight:
     load: SimulatedLoad
     fetch: Fetch
     began_s: float | None = None
-    queued_bytes: int = 0
+    beside_bytes: int = 0
 
 
 class SimulatedPeers:
@@ -243,7 +243,7 @@ class SimulatedPeers:
         for ticket in tickets:
             flight = self._flying[ticket]
             peer, size_bytes = self.peers[flight.fetch.ask.node.node], flight.fetch.size_bytes
-            flight.began_s, flight.queued_bytes = self.now_s, self.schedule.flying_bytes(peer.name) - size_bytes
+            flight.began_s, flight.beside_bytes = self.now_s, self.schedule.flying_bytes(peer.name) - size_bytes
             peer.free_s = peer.through(max(self.now_s, peer.free_s), size_bytes / peer.bytes_per_s)
             arrives_s = peer.free_s + peer.latency_s
             lost = arrives_s >= peer.lost_at_s
@@ -266,12 +266,13 @@ class SimulatedPeers:
         flight = self._flying[ticket]
         if flight.began_s is None:
             return
+        name, size_bytes = flight.fetch.ask.node.node, flight.fetch.size_bytes
         self.figures.observe(
-            flight.fetch.ask.node.node,
+            name,
             PLANE,
-            size_bytes=flight.fetch.size_bytes,
+            size_bytes=size_bytes,
             took_s=self.now_s - flight.began_s,
-            queued_bytes=flight.queued_bytes,
+            queued_bytes=(flight.beside_bytes + self.schedule.flying_bytes(name) - size_bytes) // 2,
             now_s=self.now_s,
             complete=complete,
         )

@@ -63,6 +63,16 @@ def test_near_the_optimal_split_when_one_owner_is_ten_times_slower(known: bool):
     assert load.took_s < 1.3 * optimum_s + 4e-3  # the constant: connecting, locking, the first byte
 
 
+def test_a_wrong_figure_costs_little_when_an_owner_is_slower_than_it_was():
+    before = [peer("a"), peer("b")]
+    now = [peer("a"), peer("b", bytes_per_s=2e8)]
+    world = SimulatedPeers(now, figures=measured(*before))
+    load = world.load(64, block_bytes=256 * KIB)
+    world.run()
+    assert load.statuses == {LoadStatus.HIT_PEER: 64}
+    assert load.took_s < 1.75 * 64 * 256 * KIB / 1.2e9 + 4e-3
+
+
 def test_near_the_optimal_split_when_owners_hold_overlapping_parts():
     peers = [peer("all"), peer("head", blocks=range(BLOCKS // 2)), peer("tail", blocks=range(BLOCKS * 3 // 4, BLOCKS))]
     load = one_load(*peers)

@@ -15,8 +15,8 @@ from peer_agent.core.plan import ReadPlan
 from peer_agent.core.sources import Verdict
 
 BLOCK = 256 << 10
-FAST = PeerFigures(path=PathFigures(latency_s=1e-3, bytes_per_s=1e9, round_trip_s=1e-3), connected=True)
-SLOW = PeerFigures(path=PathFigures(latency_s=1e-3, bytes_per_s=1e8, round_trip_s=1e-3), connected=True)
+FAST = PeerFigures(path=PathFigures(latency_s=1e-3, bytes_per_s=1e9, round_trip_s=1e-3, reads=9.0), connected=True)
+SLOW = PeerFigures(path=PathFigures(latency_s=1e-3, bytes_per_s=1e8, round_trip_s=1e-3, reads=9.0), connected=True)
 ONE_EACH = Limits(parallel_asks=1)
 
 
@@ -106,6 +106,13 @@ def test_a_second_owner_is_not_asked_when_it_would_save_nothing():
 
 def test_a_second_owner_is_asked_when_two_end_clearly_earlier():
     assert names(plan_of(64, claim("a", range(64)), claim("b", range(64))).next_asks(0)) == ["a", "b"]
+
+
+def test_a_second_owner_on_this_host_is_not_asked_because_it_would_end_nothing_earlier():
+    near = PeerFigures(path=FAST.path, same_host=True, connected=True)
+    two = [claim("a", range(64)), claim("b", range(64))]
+    assert names(plan_of(64, *two, figures={"a": near, "b": near}).next_asks(0)) == ["a"]
+    assert names(plan_of(64, *two, figures={"a": near}).next_asks(0)) == ["a", "b"]
 
 
 def test_a_second_owner_is_asked_when_the_first_is_not_trusted():
