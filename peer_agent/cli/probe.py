@@ -26,6 +26,7 @@ from kvdir.errors import Unavailable
 if TYPE_CHECKING:
     from peer_agent.memory.arena import Arena
     from peer_agent.transport.base import Connection, ReadList, Transport
+    from peer_agent.transport.registry import PlaneOptions
     from peer_agent.v1 import peer_pb2, peer_pb2_grpc
 
 HELLOS = 5
@@ -57,17 +58,37 @@ class Plane:
 @click.option("--transports", default="shm,tcp", show_default=True, help="Planes to try, the preferred one first.")
 @click.option("--read-bytes", default=64 << 20, show_default=True, help="Bytes of blocks to measure with; 0 reads nothing.")
 @click.option("--timeout-s", default=2.0, show_default=True, help="Longest wait for each step.")
+@click.option("--data-tls-cert", default="", help="For a tcp plane with TLS: a certificate that the peer's CA signed, PEM.")
+@click.option("--data-tls-key", default="", help="Its key, PEM.")
+@click.option("--data-tls-ca", default="", help="Certificates of the CAs that sign the peer's certificate.")
 @output_option
-def probe(peer: str, transports: str, read_bytes: int, timeout_s: float, output: str) -> None:
+def probe(
+    peer: str,
+    transports: str,
+    read_bytes: int,
+    timeout_s: float,
+    data_tls_cert: str,
+    data_tls_key: str,
+    data_tls_ca: str,
+    output: str,
+) -> None:
     """Say hello to the agent whose peers reach it at PEER (HOST:PORT), and read some of its blocks over each data plane.
 
     The plane that would be used is the first one that connects.
     """
-    document = asyncio.run(_probe(peer, tuple(transports.split(",")), read_bytes, timeout_s))
+    from peer_agent.transport.registry import PlaneOptions
+    from peer_agent.transport.tls import TlsFiles
+
+    tls = TlsFiles(data_tls_cert, data_tls_key, data_tls_ca)
+    options = PlaneOptions(tls=tls if any((tls.certificate, tls.key, tls.ca)) else None)
+    document = asyncio.run(run_probe(peer, tuple(transports.split(",")), read_bytes, timeout_s, options=options))
     emit(document, lambda: _view(document), output=output)
 
 
-async def _probe(peer: str, names: tuple[str, ...], read_bytes: int, timeout_s: float) -> dict[str, Any]:
+async def run_probe(
+    peer: str, names: tuple[str, ...], read_bytes: int, timeout_s: float, *, options: PlaneOptions | None = None
+) -> dict[str, Any]:
+    """What `--output json` prints. Raises Unavailable when the peer does not answer, ConfigError for planes that cannot be."""
     import grpc.aio
 
     from kvdir.rpc.channel import client_options
@@ -84,7 +105,7 @@ async def _probe(peer: str, names: tuple[str, ...], read_bytes: int, timeout_s: 
             raise Unavailable(f"{peer}: {failure}") from failure
         stub = peer_pb2_grpc.PeerStub(channel)
         async with _sample(stub, read_bytes, timeout_s) as (sample, remark):
-            planes = await _try_planes(hello, names, sample, remark, timeout_s)
+            planes = await _try_planes(hello, names, sample, remark, timeout_s, options)
     return {
         "peer": peer,
         "node": hello.node,
@@ -160,6 +181,7 @@ async def _try_planes(
     sample: peer_pb2.SampleResponse | None,
     remark: str,
     timeout_s: float,
+    options: PlaneOptions | None,
 ) -> list[Plane]:
     """Each plane that either side knows. remark: why there is no sample."""
     import numpy as np
@@ -178,7 +200,7 @@ async def _try_planes(
     path = f"/dev/shm/kvdir-probe-{os.getpid()}"
     with Arena.create(path, [shape], epoch=secrets.randbits(64) or 1, prefault=True) as arena:
         _native.begin_write(arena.region, _offsets(arena, shape.slots))
-        ours = open_transports(names, arena)
+        ours = open_transports(names, arena, options=options)
         rows = []
         try:
             for name in (*ours, *(name for name in offers if name not in ours)):
