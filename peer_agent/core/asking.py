@@ -24,7 +24,7 @@ CONNECT_S = 0.05
 
 
 class Asking:
-    """Nominees of one load, and the sources that they became. `sources` are by ask number, in the order asked."""
+    """Nominees of one load, and the sources that they became, by ask number, in the order asked. Methods: see ReadPlan."""
 
     def __init__(self, blocks: Blocks, terms: Terms) -> None:
         self._blocks = blocks

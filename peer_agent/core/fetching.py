@@ -24,7 +24,7 @@ OVERDUE_GRACE_S = 2e-3
 
 
 class Fetching:
-    """Reads of one load."""
+    """Reads of one load. Methods: see ReadPlan."""
 
     def __init__(self, blocks: Blocks, terms: Terms, asking: Asking) -> None:
         self._blocks = blocks

@@ -52,7 +52,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class PeerFigures:
-    """What is known about a peer now. queued_bytes: of ours, under way or waiting at it.
+    """What is known about a peer now. queued_bytes: of our other loads, under way or waiting at it.
 
     skip_until_s: its circuit breaker is open until then (the caller's monotonic clock; inf while a probe is under way).
     """
@@ -78,7 +78,7 @@ class PeerFigures:
 UNMEASURED = PeerFigures()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Nominee:
     """One candidate for an ask. claimed: mask over the load's list."""
 

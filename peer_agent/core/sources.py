@@ -39,7 +39,7 @@ class Verdict(enum.Enum):
     NOT_WORTH = "not asked: recomputing is faster"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Flight:
     """A read under way. end_s: predicted; due_s: beyond it, it is overdue; tell_s: when to say so (again).
 
@@ -55,7 +55,7 @@ class Flight:
     hedged: bool = False
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Source:
     """One ask and, once answered, what may be read from it. holds: can still be tried there; retry: was corrupt there once."""
 
