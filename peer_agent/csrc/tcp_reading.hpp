@@ -9,7 +9,7 @@
 //   verified against record, fingerprint and namespace, and the checksum runs over the bytes as they lie in our slot.
 // - One thread at a time, not always the same. It has its client's connection until it is destroyed.
 // - Once it is done nothing writes to the destinations. If it ended by anything but a whole answer, the connection is broken.
-// - Memory: proportional to the blocks asked for, whatever the peer sends.
+// - Memory: at most kReadingBytes and kReadingBytesPerBlock for each block asked for, whatever the peer sends.
 #pragma once
 
 #include <array>
@@ -20,6 +20,9 @@
 #include "tcp_client.hpp"
 
 namespace kvdir {
+
+constexpr size_t kReadingBytes = 64 << 10;
+constexpr size_t kReadingBytesPerBlock = 256;
 
 class TcpReading {
   public:

@@ -52,6 +52,10 @@ struct ServerStats {
     std::atomic<uint64_t> connections_refused{0};
 };
 
+// The most that one connection makes the owner allocate, whatever is sent on it, socket buffers and TLS aside: a request that is
+// being received (its buffer twice while it grows), one that is being answered, and one group of the answer.
+constexpr size_t kConnectionBytes = 512 << 10;
+
 // How long a connection may keep still, nanoseconds. Looked at every `sweep_ms`.
 struct Patience {
     uint64_t hello = 5000000000ULL;     // connected, has not finished the handshake and said hello

@@ -32,7 +32,6 @@ from kvdir.errors import KvdirError, NoSpace
 from peer_agent import _native
 from peer_agent.memory import numa
 from peer_agent.memory.layout import (
-    SUPERBLOCK,
     SUPERBLOCK_BYTES,
     SizeClass,
     Superblock,
@@ -168,7 +167,7 @@ class Arena:
 
     def epoch_now(self) -> int:
         """What the superblock says at this moment; differs from `epoch` (0) once the owner closed or was replaced."""
-        return int(SUPERBLOCK.unpack_from(self.region)[4])
+        return int.from_bytes(self.region[_EPOCH_AT : _EPOCH_AT + 8], "little")
 
     def close(self) -> None:
         """Ends this use; idempotent. The owner also marks the arena closed and unlinks it.
