@@ -124,7 +124,8 @@ class Fetcher:
             reading.outcome[at] = _OUTCOMES[statuses]
         committed = self._commit(reading, reserved, at[arrived])
         load.peer_bytes += len(committed) * load.block_bytes
-        load.hedged_bytes += (int(np.count_nonzero(arrived)) - len(committed)) * load.block_bytes
+        self._counters.peer_bytes += len(committed) * load.block_bytes
+        self._counters.hedged_bytes += (int(np.count_nonzero(arrived)) - len(committed)) * load.block_bytes
         if outcome is None or outcome.settled.done():
             self._store.abort(number, session=AGENT)
         else:

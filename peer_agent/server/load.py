@@ -39,7 +39,11 @@ class Directory(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class ReaderCounters:
-    """Since start. Blocks unless the name says otherwise. saved_s, spent_s: of loads whose engine told its prefill rate."""
+    """Since start. Blocks unless the name says otherwise.
+
+    saved_s, spent_s: of loads that asked peers and whose engine's prefill rate is known. Prefetches are left out: nobody waits
+    for them, and nobody knows yet whether their blocks will be used.
+    """
 
     loads: int = 0
     refused: int = 0
@@ -83,7 +87,6 @@ class Load:
     lock: int = 0
     lock_expires_s: float = 0.0
     peer_bytes: int = 0
-    hedged_bytes: int = 0
     lookup_s: float = 0.0
     asked_s: float = 0.0
     answered_s: float = 0.0

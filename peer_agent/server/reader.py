@@ -21,8 +21,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
+
 from kvdir.errors import KvdirError
 from kvdir.fingerprint import Fingerprints
+from kvdir.namespace import Namespace
 from kvdir.obs.logs import say
 from peer_agent.core.cost import UNKNOWN_PRICE, Recompute
 from peer_agent.core.effects import BLOCK_RECORD_BYTES, LoadStatus
@@ -95,15 +98,7 @@ class Reader:
     ) -> Load:
         """Brings blocks here and locks them for `session` (0: no lock), within timeout_s. See the module docstring."""
         namespace = self._store.namespace(namespace_digest)
-        began_s = self._clock()
-        recompute = Recompute(namespace.block_tokens, prefill_tokens_per_s) if prefill_tokens_per_s else UNKNOWN_PRICE
-        terms = Terms(
-            block_bytes=namespace.block_bytes,
-            began_s=began_s,
-            deadline_s=began_s + timeout_s,
-            recompute=recompute,
-            limits=self._limits if priority is Priority.LOAD else self._background_limits,
-        )
+        terms = self._terms(namespace, timeout_s, priority, prefill_tokens_per_s)
         load = Load(
             namespace_digest=namespace_digest,
             block_bytes=namespace.block_bytes,
@@ -113,21 +108,29 @@ class Reader:
             lease_s=timeout_s + lease_s,
             number=next(self._numbers),
             priority=priority,
-            recompute=recompute,
+            recompute=terms.recompute,
             plan=ReadPlan(len(fingerprints), terms),
             records=bytearray(BLOCK_RECORD_BYTES * len(fingerprints)),
         )
         load.plan.hold(self._fetcher.lock_here(load, range(len(fingerprints))), LoadStatus.HIT_LOCAL)
         if load.plan.remaining and not local_only and self._directory is not None:
             await self._bring(load)
-        spent_s = self._clock() - began_s
+        spent_s = self._clock() - terms.began_s
         load.net_gain_s = load.plan.net_gain_s(spent_s)
         self._count(load, spent_s=spent_s)
         if log.isEnabledFor(logging.DEBUG):
-            say(
-                log, logging.DEBUG, "load", load=load.number, priority=priority.name.lower(), explanation=explanation_json(load)
-            )
+            say(log, logging.DEBUG, "load", number=load.number, priority=priority.name, explanation=explanation_json(load))
         return load
+
+    def _terms(self, namespace: Namespace, timeout_s: float, priority: Priority, prefill_tokens_per_s: float) -> Terms:
+        now_s = self._clock()
+        return Terms(
+            block_bytes=namespace.block_bytes,
+            began_s=now_s,
+            deadline_s=now_s + timeout_s,
+            recompute=Recompute(namespace.block_tokens, prefill_tokens_per_s) if prefill_tokens_per_s else UNKNOWN_PRICE,
+            limits=self._limits if priority is Priority.LOAD else self._background_limits,
+        )
 
     async def _bring(self, load: Load) -> None:
         """Returns when the load is answered; what is still under way then has an owner of its own."""
@@ -143,7 +146,7 @@ class Reader:
             self.counters.refused += 1
             return
         try:
-            async with asyncio.timeout_at(load.until_s + 2 * LAST_MOMENT_S):
+            async with asyncio.timeout(load.until_s - self._clock() + 2 * LAST_MOMENT_S):
                 await work.answered.wait()
         except TimeoutError:  # the event loop is behind: the caller does not wait for it
             load.plan.out_of_time()
@@ -178,15 +181,14 @@ class Reader:
             load.lookup_s += self._clock() - began_s
         load.directory_reached = True
         load.nodes = found.nodes
-        claims = [Claim.of(claim.node, (positions[at] for at in claim.positions)) for claim in found.claims]
+        asked = np.array(positions, np.intp)
+        claims = [Claim(claim.node, asked[claim.positions]) for claim in found.claims]
         load.plan.nominate(claims, me=self._node, figures=partial(self._peers.figures, besides=load.number))
         return True
 
     def _count(self, load: Load, *, spent_s: float) -> None:
         counters, plan = self.counters, load.plan
         counters.loads += 1
-        counters.peer_bytes += load.peer_bytes
-        counters.hedged_bytes += load.hedged_bytes
         counters.hedges += plan.hedges
         counters.hedges_won += plan.hedges_won
         results = plan.results
@@ -197,6 +199,6 @@ class Reader:
             counters.read_bytes_per_s = known + RATE_WEIGHT * (rate - known) if known else rate
         if load.peer_bytes and plan.predicted_s > 0:
             counters.predictions.add((load.read_to_s - load.asked_s) / plan.predicted_s)
-        if load.recompute.known and load.asked_s:
+        if load.recompute.known and load.asked_s and load.priority is Priority.LOAD:
             counters.saved_s += load.net_gain_s + spent_s
             counters.spent_s += spent_s

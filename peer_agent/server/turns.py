@@ -14,7 +14,7 @@ from peer_agent.core.schedule import Priority, Schedule
 
 
 class Turns:
-    """One agent's reads. clock: monotonic seconds, the event loop's own."""
+    """One agent's reads. clock: monotonic seconds."""
 
     def __init__(self, schedule: Schedule, *, clock: Callable[[], float]) -> None:
         self._schedule = schedule
@@ -37,7 +37,7 @@ class Turns:
             )
             if not event.is_set():
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout_at(until_s):
+                    async with asyncio.timeout(until_s - self._clock()):
                         await event.wait()
             yield event.is_set()
         finally:

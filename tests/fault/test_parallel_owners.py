@@ -22,6 +22,7 @@ from peer_agent.core.effects import LoadStatus
 from peer_agent.demo.content import Content
 from peer_agent.server.peer import Peer
 from peer_agent.testing import LocalCluster, local_cluster
+from peer_agent.testing.timing import DEADLINE_SLACK_S, expect_within
 from peer_agent.transport.fake import FakeConnection, FakeNetwork, FakeTransport, Fault
 
 DEADLINE_S = 5.0
@@ -212,6 +213,20 @@ async def test_answer_does_not_wait_for_a_silent_owner_that_has_nothing_to_add(r
     await rig.quiet()
     silent = rig.cluster.agents["a-silent-one"]
     await eventually(lambda: silent.store.locks == 0, within_s=5, what="its late lock was given back")
+
+
+async def test_caller_waits_for_its_deadline_and_no_longer_when_every_owner_falls_silent(rig: Rig):
+    wanted = rig.cluster.blocks.chain(8)
+    for name in "abc":
+        await rig.owner(name, wanted, Fault.SLOW)
+
+    async def attempt() -> LoadResult:
+        rig.reader.reader._peers._breakers.clear()
+        return (await rig.load(wanted, deadline_s=0.2))[0]
+
+    for result in await expect_within(0.2 + DEADLINE_SLACK_S, attempt):
+        assert result.count(LoadStatus.LATE) == 8
+    await rig.quiet()
 
 
 async def test_late_write_of_a_read_that_was_given_up_hits_nobody(rig: Rig):
