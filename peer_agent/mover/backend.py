@@ -6,7 +6,8 @@ Rules of a backend:
 - A `Link` moves bytes from the peer's arena into our arena or scratch, to exactly the addresses it is given. Ranges were
   checked before, on both sides (reads.py); verification comes afterwards and is not its business either.
 - **When `gets` has returned or raised, nothing of that batch writes any more.** This is what quarantine ends on. A library that
-  cannot promise it must not return: whoever waits too long calls `close`, and if that does not return either the mover ends.
+  cannot promise it must not return: whoever waits too long calls `close`, and if that does not return either, or raises
+  Unsettled, the mover ends.
 - `gets` is never cancelled by its caller. `close` makes gets under way raise ConnectionError.
 - A crash is allowed: it costs this mover's transfers (peer lost), nothing else.
 
@@ -30,6 +31,10 @@ class BackendError(Exception):
     def __init__(self, *faults: str) -> None:
         super().__init__("; ".join(faults))
         self.faults = faults
+
+
+class Unsettled(Exception):
+    """Something may still write, and nothing but the end of this process stops it for certain: the mover ends on it."""
 
 
 @dataclass(frozen=True, slots=True)

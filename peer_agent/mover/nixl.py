@@ -7,14 +7,11 @@ Descriptor part, little endian:
 
 Rules:
 - NIXL tells nobody when a transfer that was given up has stopped writing: after `releaseXferReq` late bytes still landed. So
-  it is given up by waiting for its end, SETTLE_S at most; then only a dead process is proof, and `close` raises Unsettled,
-  which ends this mover. Other peers' reads are lost with it: where both can be had, the ucx plane is the better one.
-- Its progress thread sleeps on UCX's event descriptor and wakes every PROGRESS_MS besides. (NIXL's own Python face hard-codes a
-  delay of 0, with which that thread takes a whole core; therefore the bindings underneath are used.) There is no event for
-  a transfer's end: it is asked for in each turn of the loop for SPIN_S, then after pauses that grow.
-- Remote agents are added and removed one at a time, each once, however many links share it. Every one gets a name of its own
-  from us: NIXL refuses a name that is taken, and for ever one whose metadata was bad once, so that a peer could cut us off from
-  another one by naming it.
+  it is given up by waiting for its end, SETTLE_S at most; then, and when NIXL fails for other reasons than a lost peer, only a
+  dead process is proof: Unsettled ends this mover. Other peers' reads are lost with it: where both can be had, the ucx plane
+  is the better one.
+- There is no event for a transfer's end: it is asked for in each turn of the loop for SPIN_S, then after pauses that grow.
+- A peer's agent is added once, however many links share it, and removed with the last one.
 - A link exists only after the peer's identity, 16 bytes in a page of its mover, has been read and is the one we look for.
 - Lanes are restricted for UCX as a whole (lanes.py). NIXL does not say which ones an endpoint took.
 
@@ -25,45 +22,31 @@ itself, which cannot overrule the lanes.
 from __future__ import annotations
 
 import asyncio
-import importlib
-import importlib.metadata
 import itertools
 import mmap
 import os
 import struct
-import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 
 from peer_agent.mover import lanes
-from peer_agent.mover.backend import Backend, BackendError, Gets, Link, Memory, PeerMemory, Settings, address_of
-from peer_agent.mover.nixl_lists import Grid, Handle, rows
+from peer_agent.mover.backend import Backend, BackendError, Gets, Link, Memory, PeerMemory, Settings, Unsettled, address_of
+from peer_agent.mover.nixl_agent import Handle, NixlAgent, NixlError
+from peer_agent.mover.nixl_lists import Grid
 
 SETTLE_S = 0.5
 SPIN_S = 0.0005
 PAUSES_S = (0.001, 0.01)
-PROGRESS_MS = 20
 
-DISTRIBUTIONS = ("nixl", "nixl-cu12", "nixl-cu13")
-INSTALL = (
-    "use the engine image's own NIXL, or pip install --no-deps nixl-cu12 (with its dependencies it brings gigabytes of torch "
-    "that nobody needs here)"
-)
 _HEAD = struct.Struct("<BBB")
 _ADDRESSES = struct.Struct("<QQ")
 _LAYOUT = 1
 _IDENTITY_BYTES = 16
 _LANDINGS = 4096
 _MAX_METADATA_BYTES = 14 << 10
-
-
-class Unsettled(Exception):
-    """Something may still write and nothing but the end of this process can stop it."""
 
 
 class NixlBackend(Backend):
@@ -82,28 +65,18 @@ class NixlBackend(Backend):
 
     async def open(self, memory: Memory) -> bytes:
         os.environ.update({f"UCX_{name}": value for name, value in self._ucx.items()})  # read when NIXL loads UCX, below
-        self._bindings, self._version = _load()
+        self._agent = NixlAgent(f"kvdir-{memory.incarnation.hex()}")
         page = memoryview(mmap.mmap(-1, _IDENTITY_BYTES * (1 + _LANDINGS)))
         page[:_IDENTITY_BYTES] = memory.incarnation
         self._page, self._landings = page, itertools.count()
-        regions = [memory.arena, memory.scratch, page]
-        try:
-            self._agent = self._make_agent(name := f"kvdir-{memory.incarnation.hex()}")
-            for region in regions:
-                where = [(address_of(region), len(region), 0, "")]
-                self._agent.registerMem(self._bindings.nixlRegDList(self._bindings.DRAM_SEG, where), [])
-            metadata = bytes(self._agent.getLocalMD())
-        except Exception as error:  # NIXL's exceptions have no common base
-            raise BackendError(f"nixl: {self._version} cannot start here: {error!r} ({self._missing()})") from error
-        if not metadata.startswith(_prefix(name)):
-            raise BackendError(f"nixl: metadata of version {self._version} begins otherwise than we know; {INSTALL}")
+        for region in (memory.arena, memory.scratch, page):
+            self._agent.register(address_of(region), len(region))
+        self._grids = [Grid(self._agent, "", address_of(region), len(region)) for region in (memory.arena, memory.scratch)]
+        metadata, version = self._agent.metadata(), self._agent.version.encode()
         if len(metadata) > _MAX_METADATA_BYTES:
             raise BackendError(f"nixl: {len(metadata)} bytes of metadata do not fit; name fewer devices in UCX_NET_DEVICES")
-        ours = self._bindings.NIXL_INIT_AGENT
-        self._grids = [Grid(self._bindings, self._agent, ours, address_of(region), len(region)) for region in regions]
-        version = self._version.encode()
         head = _HEAD.pack(_LAYOUT, self._emulated, len(version)) + version
-        return head + _ADDRESSES.pack(memory.arena_address, address_of(page)) + metadata[len(_prefix(name)) :]
+        return head + _ADDRESSES.pack(memory.arena_address, address_of(page)) + metadata
 
     async def connect(self, peer: PeerMemory) -> Link:
         wanted = _Descriptor.parse(peer.descriptor)
@@ -121,7 +94,7 @@ class NixlBackend(Backend):
         return link
 
     def about(self) -> dict[str, str]:
-        return {"library": f"NIXL {self._version}", "emulated": str(int(self._emulated)), "lanes": self._tls}
+        return {"library": f"NIXL {self._agent.version}", "emulated": str(int(self._emulated)), "lanes": self._tls}
 
     async def close(self) -> None:
         """The end of the process is what frees NIXL's things; its destructors crash beside a system libibverbs."""
@@ -132,41 +105,28 @@ class NixlBackend(Backend):
     def lanes(self) -> tuple[str, ...]:
         return (f"one of {self._tls}",)
 
-    def request(self, remote: Remote, gets: Gets) -> Handle:
-        """A transfer of all of them, from prepared lists where all lie on the grid of slots, else described one by one.
-
-        Raises what NIXL raises, such as for memory that the peer's descriptor does not have.
-        """
-        there, here, lengths = (np.frombuffer(packed, "<u8") for packed in (gets.remote, gets.local, gets.lengths))
-        ours = next(grid for grid in self._grids if grid.holds(int(here[0])))
-        length = int(lengths[0])
-        if (lengths == length).all():
-            local, distant = ours.find(here - np.uint64(ours.base), length), remote.grid.find(there, length)
-            if local is not None and distant is not None:
-                return int(self._agent.makeXferReq(self._bindings.NIXL_READ, *local, *distant, b"", [], False))
-        return self._described(remote.name, here, there + np.uint64(remote.grid.base), lengths)
-
-    async def transfer(self, remote: Remote, handle: Handle) -> None:
-        """Returns when it has ended well. ConnectionError: its endpoint has failed, which ends what was under way on it."""
-        bindings = self._bindings
-        begun_s = time.monotonic()
+    async def read(self, remote: Remote, gets: Gets, link: NixlLink) -> None:
+        """Returns when every byte has arrived. ConnectionError: no more will be written. Unsettled: that is not known."""
         try:
-            state = self._agent.postXferReq(handle, b"")
-            while state == bindings.NIXL_IN_PROG:
-                await asyncio.sleep(_pause_s(time.monotonic() - begun_s))
-                state = self._agent.getXferStatus(handle)
-        except Exception as error:
+            handle = self._request(remote, gets)
+        except NixlError as error:
+            raise ConnectionError(f"the peer's memory is not as it says: {error}") from error
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        remote.under_way[ended] = link
+        try:
+            await self._transfer(handle)
+        except ConnectionError:
             remote.broken = True
-            raise ConnectionError(f"NIXL: {error!r}") from error
-        if state != bindings.NIXL_SUCCESS:
-            remote.broken = True
-            raise ConnectionError(f"NIXL: a transfer ended in state {state}")
-
-    def release(self, handle: Handle) -> None:
-        self._agent.releaseXferReq(handle)
+            raise
+        except NixlError as error:
+            raise Unsettled(str(error)) from error
+        finally:
+            self._agent.release(handle)
+            del remote.under_way[ended]
+            ended.set_result(None)
 
     async def leave(self, remote: Remote) -> None:
-        """One link less; the last one takes the remote agent with it. Raises Unsettled."""
+        """One link less; the last one takes the peer's agent with it. Raises Unsettled."""
         remote.links -= 1
         if remote.links == 0:
             if self._remotes.get(remote.peer) is remote:
@@ -175,65 +135,61 @@ class NixlBackend(Backend):
 
     # parts
 
-    def _make_agent(self, name: str) -> Any:
-        config = self._bindings.nixlAgentConfig()
-        config.useProgThread = True
-        config.pthrDelay = PROGRESS_MS * 1000
-        config.useListenThread = False
-        config.syncMode = self._bindings.NIXL_THREAD_SYNC_STRICT
-        agent = self._bindings.nixlAgent(name, config)
-        agent.createBackend("UCX", {})
-        return agent
-
-    def _missing(self) -> str:
-        devices = sorted(os.listdir("/sys/class/infiniband")) if os.path.isdir("/sys/class/infiniband") else []
-        return f"lanes {self._tls}; RDMA devices: {', '.join(devices) or 'none'}; RDMA also needs memlock for the whole arena"
-
     def _compare(self, peer: _Descriptor) -> None:
         """NIXL promises nothing about metadata of another version."""
-        theirs, ours = peer.version.split(".")[:2], self._version.split(".")[:2]
+        theirs, ours = _release(peer.version), _release(self._agent.version)
         if theirs != ours:
             older = "the peer's" if theirs < ours else "this node's"
-            raise ConnectionError(f"the peer has NIXL {peer.version}, we have {self._version}; upgrade {older}")
+            raise ConnectionError(f"the peer has NIXL {peer.version}, we have {self._agent.version}; upgrade {older}")
         if peer.emulated and not self._emulated:
             raise ConnectionError("the peer serves emulated lanes (allow_emulated_rma, for tests); we use RDMA only")
 
     def _add(self, wanted: _Descriptor, peer: PeerMemory) -> Remote:
         name = f"kvdir-{peer.incarnation.hex()}-{next(self._numbers)}"
-        try:
-            self._agent.loadRemoteMD(_prefix(name) + wanted.metadata)
-        except Exception as error:
-            raise ConnectionError(f"NIXL does not take the peer's metadata: {error!r}") from error
-        grid = Grid(self._bindings, self._agent, name, wanted.arena_address, peer.arena_bytes)
-        return Remote(self._agent, name, peer, grid)
+        self._agent.add(name, wanted.metadata)
+        return Remote(self._agent, name, peer, Grid(self._agent, name, wanted.arena_address, peer.arena_bytes))
 
     async def _recognise(self, remote: Remote, identity_address: int, incarnation: bytes) -> None:
         """Reads the peer's identity. Landings are used again: a late one brings this very peer's identity, or a wrong one."""
         at = _IDENTITY_BYTES * (1 + next(self._landings) % _LANDINGS)
-        here, there, length = (
-            np.array([value], "<u8") for value in (address_of(self._page) + at, identity_address, _IDENTITY_BYTES)
-        )
+        places = (address_of(self._page) + at, identity_address, _IDENTITY_BYTES)
         try:
-            handle = self._described(remote.name, here, there, length)
-        except Exception as error:
-            raise ConnectionError(f"NIXL: the peer's identity cannot be read: {error!r}") from error
-        try:
-            await self.transfer(remote, handle)
-        finally:
-            self.release(handle)
+            handle = self._agent.read(remote.name, *(np.array([place], "<u8") for place in places))
+            try:
+                await self._transfer(handle)
+            except ConnectionError:
+                remote.broken = True
+                raise
+            finally:
+                self._agent.release(handle)
+        except NixlError as error:
+            raise ConnectionError(f"the peer's identity cannot be read: {error}") from error
         if self._page[at : at + _IDENTITY_BYTES] != incarnation:
             raise ConnectionError("the peer's mover has another incarnation; ask it again")
 
-    def _described(self, name: str, here: Any, there: Any, lengths: Any) -> Handle:
-        bindings = self._bindings
-        ours, theirs = (bindings.nixlXferDList(bindings.DRAM_SEG, rows(side, lengths)) for side in (here, there))
-        return int(self._agent.createXferReq(bindings.NIXL_READ, ours, theirs, name, b"", []))
+    def _request(self, remote: Remote, gets: Gets) -> Handle:
+        """A transfer of all of them, from prepared lists where all lie on the grid of slots, else described one by one."""
+        there, here, lengths = (np.frombuffer(packed, "<u8") for packed in (gets.remote, gets.local, gets.lengths))
+        grid = next(grid for grid in self._grids if grid.holds(int(here[0])))
+        length = int(lengths[0])
+        if (lengths == length).all():
+            ours, theirs = grid.find(here - np.uint64(grid.base), length), remote.grid.find(there, length)
+            if ours is not None and theirs is not None:
+                return self._agent.read_prepared(ours, theirs)
+        return self._agent.read(remote.name, here, there + np.uint64(remote.grid.base), lengths)
+
+    async def _transfer(self, handle: Handle) -> None:
+        begun_s = time.monotonic()
+        ended = self._agent.post(handle)
+        while not ended:
+            await asyncio.sleep(_pause_s(time.monotonic() - begun_s))
+            ended = self._agent.ended(handle)
 
 
 class Remote:
     """A peer's agent as ours knows it. under_way: a future for each transfer that may write into slots, and whose it is."""
 
-    def __init__(self, agent: Any, name: str, peer: PeerMemory, grid: Grid) -> None:
+    def __init__(self, agent: NixlAgent, name: str, peer: PeerMemory, grid: Grid) -> None:
         self.name = name
         self.peer = peer
         self.grid = grid
@@ -247,7 +203,7 @@ class Remote:
         await _ended(self.under_way)
         self.broken = True
         self.grid.close()
-        self._agent.invalidateRemoteMD(self.name)
+        self._agent.remove(self.name)
 
 
 class NixlLink(Link):
@@ -267,18 +223,7 @@ class NixlLink(Link):
     async def gets(self, gets: Gets) -> None:
         if self.broken:
             raise ConnectionError("closed, or the peer is gone")
-        try:
-            handle = self._backend.request(self._remote, gets)
-        except Exception as error:
-            raise ConnectionError(f"NIXL: {error!r}") from error
-        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._remote.under_way[ended] = self
-        try:
-            await self._backend.transfer(self._remote, handle)
-        finally:
-            self._backend.release(handle)
-            del self._remote.under_way[ended]
-            ended.set_result(None)
+        await self._backend.read(self._remote, gets, self)
         if self._closed:
             raise ConnectionError("closed")
 
@@ -320,25 +265,12 @@ class _Descriptor:
         return cls(version, emulated == 1, arena_address, identity_address, data[at + _ADDRESSES.size :])
 
 
-def _prefix(name: str) -> bytes:
-    """What NIXL's metadata of an agent begins with."""
-    return b"nixlSerDes|Agent" + len(name).to_bytes(8, "little") + name.encode() + b"|"
+def _release(version: str) -> tuple[int, ...]:
+    """Major and minor number."""
+    return tuple(int(part) if part.isdigit() else 0 for part in version.split(".")[:2])
 
 
 def _pause_s(elapsed_s: float) -> float:
     """Until a transfer is asked again: none at first, then an eighth of its age."""
     shortest, longest = PAUSES_S
     return 0.0 if elapsed_s < SPIN_S else min(max(elapsed_s / 8, shortest), longest)
-
-
-def _load() -> tuple[ModuleType, str]:
-    """NIXL's bindings and their version. Raises BackendError."""
-    for distribution in DISTRIBUTIONS:
-        try:
-            version = importlib.metadata.version(distribution)
-            return importlib.import_module(f"{distribution.replace('-', '_')}._bindings"), version
-        except (importlib.metadata.PackageNotFoundError, ModuleNotFoundError):
-            continue
-        except ImportError as error:
-            raise BackendError(f"nixl: {distribution} {version} cannot be loaded: {error}") from error
-    raise BackendError(f"nixl: NIXL is not installed for {sys.executable}; {INSTALL}, or leave 'nixl' out of transports")

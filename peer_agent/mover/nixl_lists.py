@@ -11,35 +11,43 @@ is on no grid, or too far for 32-bit indices, is not found, and the caller descr
 
 from __future__ import annotations
 
-from types import ModuleType
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 
 from peer_agent.memory.layout import HEADER_BYTES, stride_bytes
+from peer_agent.mover.nixl_agent import Handle, Places
 
 MAX_LISTS = 128
 _MAX_INDEX = (1 << 31) - 1
 
-Handle = int
+
+class Lister(Protocol):
+    """What of NixlAgent makes lists."""
+
+    def prepare(self, name: str, row: tuple[int, int, int, int]) -> Handle: ...
+
+    def release_list(self, prepared: Handle) -> None: ...
 
 
 class Grid:
-    """owner: NIXL's name of the agent whose memory it is, or NIXL_INIT_AGENT for ours. base, size: of the region, bytes."""
+    """Of a region of the agent `name`, "" for ours. base, size: address and length of the region."""
 
-    def __init__(self, bindings: ModuleType, agent: Any, owner: str, base: int, size: int) -> None:
+    def __init__(self, agent: Lister, name: str, base: int, size: int) -> None:
         self.base = base
-        self._bindings = bindings
         self._agent = agent
-        self._owner = owner
+        self._name = name
         self._size = size
         self._lists: dict[tuple[int, int], Handle] = {}
 
     def holds(self, address: int) -> bool:
         return self.base <= address < self.base + self._size
 
-    def find(self, offsets: Any, length: int) -> tuple[Handle, Any] | None:
-        """A prepared list with all of these places (u64 offsets in the region, `length` bytes each), and their indices."""
+    def find(self, offsets: Places, length: int) -> tuple[Handle, Places] | None:
+        """A prepared list with all of these places (u64 offsets in the region, `length` bytes each), and their indices.
+
+        Raises NixlError when a peer has less memory than it says.
+        """
         stride = HEADER_BYTES if length == HEADER_BYTES else stride_bytes(length)
         phase = int(offsets[0]) % stride
         indices, rest = np.divmod(offsets, np.uint64(stride))
@@ -49,23 +57,11 @@ class Grid:
         if prepared is None:
             if len(self._lists) >= MAX_LISTS:
                 return None
-            prepared = self._lists[length, phase] = self._prepare(length, stride, phase)
+            count = min((self._size - phase - length) // stride + 1, _MAX_INDEX + 1)
+            prepared = self._lists[length, phase] = self._agent.prepare(self._name, (self.base + phase, length, stride, count))
         return prepared, indices.astype(np.int32)
 
     def close(self) -> None:
         for prepared in self._lists.values():
-            self._agent.releasedDlistH(prepared)
+            self._agent.release_list(prepared)
         self._lists.clear()
-
-    def _prepare(self, length: int, stride: int, phase: int) -> Handle:
-        count = min((self._size - phase - length) // stride + 1, _MAX_INDEX + 1)
-        row = np.array([[self.base + phase, length, 0, stride, count]], np.uint64)
-        return int(self._agent.prepXferDlist(self._owner, self._bindings.DRAM_SEG, row, []))
-
-
-def rows(addresses: Any, lengths: Any) -> Any:
-    """Descriptors one by one: n x (address, length, device 0), u64."""
-    out = np.zeros((len(addresses), 3), np.uint64)
-    out[:, 0] = addresses
-    out[:, 1] = lengths
-    return out

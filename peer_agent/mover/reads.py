@@ -25,7 +25,7 @@ from functools import partial
 
 from peer_agent import _native
 from peer_agent.memory.layout import HEADER_BYTES
-from peer_agent.mover.backend import Backend, Gets, Link, Memory, PeerMemory
+from peer_agent.mover.backend import Backend, Gets, Link, Memory, PeerMemory, Unsettled
 from peer_agent.mover.messages import MAX_READ_BLOCKS, MAX_READS, Read
 from peer_agent.transport.base import BLOCK_RECORD_BYTES, ReadStatus
 
@@ -41,7 +41,7 @@ _LOST = bytes([_PENDING])
 _GENERATION = struct.Struct("<8xQ")
 
 
-class HungLink(Exception):
+class HungLink(Unsettled):
     """A link did not close: only the end of this process settles its transfers."""
 
 
@@ -178,7 +178,7 @@ class Reading:
         return self._work.result() if self._work.done() else None
 
     async def settle(self) -> None:
-        """Returns when nothing writes to the destinations any more. Raises HungLink."""
+        """Returns when nothing writes to the destinations any more. Raises Unsettled."""
         if self.link is None:
             self._work.cancel()
         done, _ = await asyncio.wait({self._work}, timeout=LINGER_S)
@@ -188,5 +188,5 @@ class Reading:
             done, _ = await asyncio.wait({self._work}, timeout=CLOSE_S)
         if not done:
             raise HungLink(f"a read did not end within {CLOSE_S} s after its link was closed")
-        if not self._work.cancelled() and isinstance(error := self._work.exception(), HungLink):
+        if not self._work.cancelled() and isinstance(error := self._work.exception(), Unsettled):
             raise error

@@ -20,7 +20,7 @@ from peer_agent import _native
 from peer_agent.core.effects import LoadStatus
 from peer_agent.memory.arena import Arena
 from peer_agent.memory.layout import SizeClass
-from peer_agent.mover import nixl
+from peer_agent.mover import nixl_agent
 from peer_agent.mover.backend import BackendError
 from peer_agent.testing import local_cluster
 from peer_agent.transport.base import ReadStatus
@@ -28,7 +28,7 @@ from peer_agent.transport.check_movers import DIGEST, MoverRig, eventually, move
 from peer_agent.transport.check_rig import DEADLINE_S, LOCK, WIDTH, Stored, write
 from peer_agent.transport.mover import _HEAD, MoverTransport, _sealed
 
-OK, LATE = ReadStatus.OK, ReadStatus.LATE
+OK, LATE, PEER_LOST = ReadStatus.OK, ReadStatus.LATE, ReadStatus.PEER_LOST
 EMULATED = {"emulated": "tcp"}
 IDLE_S = 1.0
 
@@ -84,6 +84,21 @@ async def test_late_transfer_costs_no_mover_when_it_ends_by_itself(tmp_path: Pat
         await asyncio.wait_for(outcome.settled, DEADLINE_S)
         again = rig.request(stored, first=8)
         assert rig.expect(await connection.read(again, deadline_s=DEADLINE_S), again, stored) == [OK] * 4
+        assert rig.reader.stats()["mover_starts"] == 1
+
+
+async def test_no_mover_of_ours_ends_when_a_peers_mover_is_killed_in_a_read(tmp_path: Path) -> None:
+    async with mover_rig(tmp_path, "nixl", EMULATED) as rig:
+        stored = rig.store(range(8))
+        connection = await rig.connect()
+        blocks = rig.request(stored)
+        await stop(victim := rig.owner.pid)
+        reading = asyncio.create_task(connection.read(blocks, deadline_s=DEADLINE_S))
+        await asyncio.sleep(0.05)
+        os.kill(victim, signal.SIGKILL)
+        outcome = await reading
+        assert rig.expect(outcome, blocks, stored) == [PEER_LOST] * 8
+        assert outcome.settled.done()
         assert rig.reader.stats()["mover_starts"] == 1
 
 
@@ -176,7 +191,7 @@ async def test_start_is_refused_with_what_is_missing_when_there_is_no_rdma(tmp_p
     with Arena.create(tmp_path / "arena", [SizeClass(DIGEST, 4096, 4)], epoch=1) as arena:
         plane = MoverTransport(arena, backend="nixl")
         try:
-            with pytest.raises(ConfigError, match=r"nixl: .*lanes rc,dc,srd; RDMA devices: none"):
+            with pytest.raises(ConfigError, match=r"nixl: 1.5.1 cannot start here: .*RDMA devices: none"):
                 await plane.export()
         finally:
             await plane.close()
@@ -188,7 +203,7 @@ def test_start_is_refused_with_how_to_install_it_when_nixl_is_missing(monkeypatc
 
     monkeypatch.setattr(importlib.metadata, "version", missing)
     with pytest.raises(BackendError, match="pip install --no-deps nixl-cu12"):
-        nixl._load()
+        nixl_agent.load()
 
 
 async def read_everything(rig: MoverRig, stored: Stored) -> None:

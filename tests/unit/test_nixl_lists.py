@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,24 +20,23 @@ class RecordingAgent:
     """Keeps strided rows as NIXL does, and tells where an index points."""
 
     def __init__(self) -> None:
-        self.rows: dict[int, tuple[int, ...]] = {}
+        self.rows: dict[int, tuple[int, int, int, int]] = {}
 
-    def prepXferDlist(self, owner: str, memory: object, rows: Any, backends: list[int]) -> int:
-        (row,) = rows.tolist()
-        first, length, _, stride, count = row
+    def prepare(self, name: str, row: tuple[int, int, int, int]) -> int:
+        first, length, stride, count = row
         assert stride >= length, "NIXL refuses strides that overlap"
         assert first >= BASE
         assert first + (count - 1) * stride + length <= BASE + SIZE, "beyond the region"
-        self.rows[len(self.rows) + 1] = tuple(row)
+        self.rows[len(self.rows) + 1] = row
         return len(self.rows)
 
-    def releasedDlistH(self, handle: int) -> None:
-        del self.rows[handle]
+    def release_list(self, prepared: int) -> None:
+        del self.rows[prepared]
 
     def places(self, found: tuple[int, Any]) -> list[tuple[int, int]]:
         """(offset, length) of every index."""
         handle, indices = found
-        first, length, _, stride, count = self.rows[handle]
+        first, length, stride, count = self.rows[handle]
         assert indices.dtype == np.int32
         assert all(0 <= index < count for index in indices.tolist())
         return [(first - BASE + index * stride, length) for index in indices.tolist()]
@@ -51,7 +49,7 @@ def agent() -> RecordingAgent:
 
 @pytest.fixture
 def grid(agent: RecordingAgent) -> Grid:
-    return Grid(SimpleNamespace(DRAM_SEG=0), agent, "peer", BASE, SIZE)  # type: ignore[arg-type]
+    return Grid(agent, "peer", BASE, SIZE)
 
 
 @pytest.mark.parametrize("size_class", CLASSES, ids=lambda c: str(c.block_bytes))
@@ -87,5 +85,5 @@ def test_lists_stay_few_when_a_peer_asks_for_any_length(grid: Grid, agent: Recor
 
 
 def test_nothing_is_found_when_an_index_needs_more_than_32_bits(agent: RecordingAgent) -> None:
-    far = Grid(SimpleNamespace(DRAM_SEG=0), agent, "peer", BASE, 1 << 50)  # type: ignore[arg-type]
+    far = Grid(agent, "peer", BASE, 1 << 50)
     assert far.find(np.array([1 << 40], "<u8"), HEADER_BYTES) is None
