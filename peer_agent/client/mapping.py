@@ -8,13 +8,17 @@ missed their deadline included. With a device, the mapping is page-locked for as
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Iterator
 
 from kvdir.errors import Unavailable
+from kvdir.obs.logs import say
 from peer_agent.memory import presence
 from peer_agent.memory.arena import Arena
-from peer_agent.memory.device import Device
+from peer_agent.memory.device import Device, DeviceError
+
+log = logging.getLogger(__name__)
 
 
 class Mapping:
@@ -106,6 +110,10 @@ class Mapping:
             self._present = False
 
     def _unmap(self) -> None:
-        if self._device is not None:
-            self._device.unpin(self._arena.region)
-        self._arena.close()
+        try:
+            if self._device is not None:
+                self._device.unpin(self._arena.region)
+        except DeviceError as error:  # the driver is through with this process, and so with its page locks
+            say(log, logging.WARNING, "arena not released by the device", error=error)
+        finally:
+            self._arena.close()

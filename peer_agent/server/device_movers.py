@@ -57,9 +57,14 @@ class DeviceMover:
         """Once a mover's life. ConnectionError: not to be opened (now), and why; ValueError: its sizes are others."""
         async with asyncio.timeout(until_s - time.monotonic()), self._opening:
             incarnation = (await self._process.ready(until_s=until_s)).incarnation
-            if self._opened.get(pool.pool) != incarnation:
+            if self._opened.get(pool.pool) == incarnation:
+                return
+            self._opened[pool.pool] = incarnation  # also when we are cancelled: it may be opened yet, and is to be closed then
+            try:
                 await self._call("open_pool", pool, until_s=until_s)
-                self._opened[pool.pool] = incarnation
+            except (ConnectionError, ValueError):
+                del self._opened[pool.pool]
+                raise
 
     async def close_pool(self, pool: int) -> None:
         """ConnectionError: with the mover, the pool is gone as well."""

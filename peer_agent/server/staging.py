@@ -17,8 +17,10 @@ Does not: open a device, or trust an engine's generation table for more than a c
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
+import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -46,6 +48,9 @@ log = logging.getLogger(__name__)
 
 STAGE_SHARE = 0.5
 """Of the slots of a namespace that one request may fill from devices."""
+
+RESTART_S = 0.5
+"""How long a staging waits for a mover that is being restarted: enough after one crash, and no burden after many."""
 
 MAX_POOLS = 64
 MAX_POOL_SLOTS = 1 << 22
@@ -93,6 +98,7 @@ class Stager:
         self._publish = publish
         self._tasks = tasks
         self._open: dict[int, _Pool] = {}
+        _remove_left_tables(table_path, epoch)
         self._waiting: set[asyncio.Event] = set()
 
     # engines
@@ -112,19 +118,16 @@ class Stager:
         number = secrets.randbits(63) or 1
         table = self._make_table(namespace_digest, slots)
         opening = OpenPool(number, handle, slots, block_bytes, table.path, table.arena_id)
+        self._open[number] = _Pool(table, mover, opening)
         try:
             await mover.open(opening, until_s=time.monotonic() + CALL_S)
-        except (OSError, ValueError) as error:
-            table.close()
+            if not self._store.is_attached(session):
+                raise ConnectionError("the session ended meanwhile")
+        except BaseException as error:
+            self._let_go((number,))
+            if not isinstance(error, OSError | ValueError):
+                raise
             raise Unavailable(f"the agent's mover cannot open this pool: {error}") from error
-        except BaseException:
-            table.close()
-            raise
-        if not self._store.is_attached(session):
-            table.close()
-            self._tasks.start(self._close_pool(mover, number), name="close-pool")
-            raise Unavailable("the session ended while its pool was registered")
-        self._open[number] = _Pool(table, mover, opening)
         self.pools.register(number, session=session, namespace_digest=namespace_digest, slots=slots)
         say(log, logging.INFO, "pool registered", device=device, slots=slots, session=f"{session:x}")
         return number, table
@@ -225,7 +228,7 @@ class Stager:
         try:
             pool = self._open.get(staging.pool)
             if pool is not None:
-                await pool.mover.open(pool.opening, until_s=until_s)
+                await pool.mover.open(pool.opening, until_s=min(until_s, time.monotonic() + RESTART_S))
                 chosen = fingerprints.select(positions)
                 wanted = self._question(pool, namespace_digest, chosen, staging, positions, destinations, until_s)
                 staged = await pool.mover.stage(wanted, until_s=until_s)
@@ -323,3 +326,12 @@ class Stager:
     def _publish_all(self, events: Iterable[Event]) -> None:
         for event in events:
             self._publish(event)
+
+
+def _remove_left_tables(table_path: str, epoch: int) -> None:
+    """Of an agent that was killed; one that lives keeps its own (Arena's lock)."""
+    directory, name = os.path.split(table_path)
+    for left in os.listdir(directory):
+        if left.startswith(f"{name}.pool"):
+            with contextlib.suppress(ArenaError):
+                Arena.create(os.path.join(directory, left), [SizeClass(bytes(32), TABLE_BLOCK_BYTES, 1)], epoch=epoch).close()

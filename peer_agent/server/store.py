@@ -23,7 +23,6 @@ from peer_agent import _native
 from peer_agent.core.effects import Ended, Locked, Occupancy, Reserved
 from peer_agent.core.inventory import AGENT, PEERS, Inventory
 from peer_agent.core.records import RESERVE_RECORD
-from peer_agent.memory.layout import HEADER_BYTES
 from peer_agent.transport.base import Transport
 
 
@@ -118,12 +117,7 @@ class Store:
         if granted is None:
             return b""
         length = self.namespaces[granted.namespace_digest].block_bytes
-        starts = [int(offset) + HEADER_BYTES for offset in np.frombuffer(granted.offsets, "<u8")]
-
-        def compute() -> bytes:
-            return b"".join(_native.xxh3_64(self._region[at : at + length]).to_bytes(8, "little") for at in starts)
-
-        return await asyncio.to_thread(compute)
+        return await asyncio.to_thread(_native.payload_checksums, self._region, granted.offsets, length)
 
     def granted_positions(self, reservation: int, *, session: int) -> tuple[int, ...]:
         """Positions that may still be committed; empty when the reservation is gone."""
