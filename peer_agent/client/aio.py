@@ -27,7 +27,7 @@ from peer_agent.client.attachment import Attachment, attach_request, bounded_s, 
 from peer_agent.client.buffers import CallerMemory
 from peer_agent.client.device import DeviceCopier, caller_memory
 from peer_agent.client.engine import ATTACH_PAUSE_S, DEADLINE_S, GIVE_UP_S, LEASE_S
-from peer_agent.client.pool_table import PoolTable, register_request
+from peer_agent.client.pool_table import register_request
 from peer_agent.client.registered import REGISTER_S, AsyncRegisteredPool
 from peer_agent.client.results import LoadResult, LookupResult, StoreResult, missed, not_stored
 from peer_agent.memory.device import Device, DevicePool
@@ -217,7 +217,7 @@ class Engine:
             raise self._failure
         request = register_request(pool, session=attachment.session)
         answer = await self._rpc("RegisterPool", request, time.monotonic() + timeout_s)
-        table = PoolTable(pool, answer, session=attachment.session, namespace_digest=self.namespace.digest)
+        table = attachment.pool_table(pool, answer)
         return AsyncRegisteredPool(table, self._rpc, self._in_thread, deadline_s=self._deadline_s)
 
     # internals

@@ -18,18 +18,19 @@ from typing import Any
 
 import numpy as np
 
-from kvdir.errors import KvdirError, RemoteProtocolError, TooLarge
+from kvdir.errors import KvdirError, RemoteProtocolError, TooLarge, Unavailable
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import PROTOCOL_VERSION
 from kvdir.namespace import Namespace
 from kvdir.rpc.lookup_codec import decode_trust, encode_fingerprints
 from peer_agent.client.buffers import CallerMemory, Wanted
 from peer_agent.client.mapping import Mapping
+from peer_agent.client.pool_table import PoolTable
 from peer_agent.client.results import LoadResult, LookupResult, StoreResult, Timings
 from peer_agent.core.effects import BlockState, LoadStatus
 from peer_agent.core.records import BLOCK_RECORD, RESERVE_RECORD
 from peer_agent.memory.arena import Arena
-from peer_agent.memory.device import Device
+from peer_agent.memory.device import Device, DevicePool
 from peer_agent.transport.base import ReadStatus
 from peer_agent.v1 import engine_pb2
 
@@ -110,6 +111,8 @@ class Attachment:
         self.block_bytes: int = answer.block_bytes
         self.max_fingerprints: int = answer.max_fingerprints
         self._releases: list[int] = []
+        self._tables: list[PoolTable] = []
+        self._closed = False
         self._lock = threading.Lock()
         arena = Arena.open(answer.arena_path, writable=True)
         if (arena.arena_id, arena.epoch) != (answer.arena_id, answer.epoch):
@@ -118,8 +121,23 @@ class Attachment:
         self.mapping = Mapping(arena, self.session, device)
 
     def close(self) -> None:
-        """Ends the use of the arena, once copies under way have ended. Idempotent."""
+        """Ends the use of the arena, once copies under way have ended, and of pools registered in this session. Idempotent."""
+        with self._lock:
+            self._closed = True
+            tables, self._tables = self._tables, []
+        for table in tables:
+            table.close()
         self.mapping.close()
+
+    def pool_table(self, pool: DevicePool, answer: engine_pb2.RegisterPoolResponse) -> PoolTable:
+        """The generation table of a pool that was registered in this session; ends with it. Raises KvdirError."""
+        table = PoolTable(pool, answer, session=self.session, namespace_digest=self._digest)
+        with self._lock:
+            if not self._closed:
+                self._tables = [*(known for known in self._tables if not known.closed), table]
+                return table
+        table.close()
+        raise Unavailable("the session with the agent has ended")
 
     def check_size(self, fingerprints: Fingerprints) -> None:
         """Raises TooLarge above the agent's limit."""

@@ -28,7 +28,7 @@ from kvdir.rpc.status import from_rpc_error
 from peer_agent.client.attachment import Attachment, attach_request, bounded_s, lookup_result
 from peer_agent.client.buffers import CallerMemory
 from peer_agent.client.device import DeviceCopier, caller_memory
-from peer_agent.client.pool_table import PoolTable, register_request
+from peer_agent.client.pool_table import register_request
 from peer_agent.client.registered import REGISTER_S, RegisteredPool
 from peer_agent.client.results import LoadResult, LookupResult, StoreResult, missed, not_stored
 from peer_agent.memory.device import Device, DevicePool
@@ -236,7 +236,7 @@ class Engine:
             raise self._failure
         request = register_request(pool, session=attachment.session)
         answer = self._rpc("RegisterPool", request, time.monotonic() + timeout_s)
-        table = PoolTable(pool, answer, session=attachment.session, namespace_digest=self.namespace.digest)
+        table = attachment.pool_table(pool, answer)
         return RegisteredPool(table, self._rpc, deadline_s=self._deadline_s)
 
     # internals

