@@ -183,6 +183,12 @@ class FakeDevice:
             ctypes.memmove(to, source, size)
         return made
 
+    @property
+    def queued(self) -> int:
+        """Copies and events that are not done."""
+        with self._changed:
+            return sum(len(stream.queue) for stream in self._streams)
+
     def step(self) -> bool:
         """One piece of a copy, or one event, of a stream chosen by the die. False: nothing to do (or held)."""
         with self._changed:
