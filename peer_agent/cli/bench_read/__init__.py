@@ -21,7 +21,7 @@ from peer_agent import _native
 from peer_agent.cli.bench_read.cells import Cell, Grid, offsets, size_class
 from peer_agent.cli.bench_read.owner import DEADLINE_S, Offer, owner_process
 from peer_agent.cli.bench_read.peers import SETUPS, Peer, PeerSetup
-from peer_agent.cli.bench_read.planes import PLANES, PlaneSetup, mover_pids, open_planes
+from peer_agent.cli.bench_read.planes import NATIVE, PLANES, PlaneSetup, mover_pids, open_planes
 from peer_agent.cli.bench_read.rounds import Requests, Row, merge, rows, time_cell
 from peer_agent.cli.bench_read.subjects import Memcpy, Plane, RawTcp, Subject, SubjectFailed
 from peer_agent.memory.arena import Arena, ArenaTooLarge
@@ -132,7 +132,7 @@ class _Bench:
             try:
                 peer = await Peer.open(setup, self.options.peers_python, owner=owner, reader=reader)
             except (SubjectFailed, OSError) as error:
-                self.left_out[setup.name] = str(error)
+                self.left_out[setup.name] = f"{error} (`make bench-read` installs {setup.library} apart)"
                 continue
             stack.push_async_callback(peer.close)
             subjects.append(peer)
@@ -149,7 +149,7 @@ class _Bench:
                 peer.pause()
 
     def _leave_out(self, subject: Subject, error: SubjectFailed) -> None:
-        """Yardsticks and our own planes must work; a peer is left out from here on, and its reason is in the answer."""
-        if subject.kind != "peer":
+        """A peer, or a plane that stands on a foreign library, is left out from here on; what is all our own must work."""
+        if subject.kind == "yardstick" or subject.name in NATIVE:
             raise RuntimeError(f"{subject.name}: {error}") from error
         self.left_out[subject.name] = str(error)

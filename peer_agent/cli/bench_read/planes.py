@@ -13,7 +13,8 @@ from peer_agent.transport.mover import MoverTransport
 from peer_agent.transport.registry import PlaneOptions, open_transports
 from peer_agent.transport.tls import TlsFiles
 
-PLANES = ("shm", "tcp", "tcp_tls", "ucx", "nixl")
+NATIVE = ("shm", "tcp", "tcp_tls")
+PLANES = (*NATIVE, "ucx", "nixl")
 _TLS = "_tls"
 
 Opened = tuple[dict[str, Transport], dict[str, str]]
