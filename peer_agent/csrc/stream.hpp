@@ -6,6 +6,7 @@
 // - A stream may hold bytes that it has taken from the descriptor and not given out yet. So a reader reads until
 //   WANT_READ or WANT_WRITE before it waits; a descriptor that is not readable proves nothing.
 // - Once CLOSED, always CLOSED; `reason` says why.
+// - After a write that could not go on, the next one begins with the same bytes: TLS may have encrypted them already.
 // - A write has taken a private copy of every byte that it counts (kernel or TLS engine): the caller's memory may change.
 // - One thread at a time. The exception is ::shutdown of `fd` from anywhere, which makes the next call CLOSED.
 #pragma once

@@ -42,7 +42,7 @@ constexpr uint8_t kSpeakTls[] = {21, 3, 3, 0, 2, 2, 70};
 
 class TlsStream final : public Stream {
   public:
-    TlsStream(Fd fd, Side side, std::shared_ptr<const Context> context, std::shared_ptr<Counts> counts, uint64_t rekey_bytes);
+    TlsStream(Fd fd, Side side, std::shared_ptr<const Context> context, std::shared_ptr<Counts> counts, uint64_t rekey_records);
     ~TlsStream() override;
 
     Io handshake() override;
@@ -67,27 +67,28 @@ class TlsStream final : public Stream {
     const std::shared_ptr<const Context> context_;
     const std::shared_ptr<Counts> counts_;
     const Side side_;
-    const uint64_t rekey_bytes_;
-    openssl::Ssl* ssl_;
+    const uint64_t rekey_records_;
+    openssl::Ssl* ssl_ = nullptr;
 
-    std::vector<uint8_t> outgoing_;  // ciphertext
+    std::vector<uint8_t> outgoing_;  // ciphertext, at most kOutgoingBytes
     size_t sent_ = 0;                // of it
     size_t accepted_ = 0;            // plaintext of outgoing_ that no `writev` has counted
-    uint64_t key_bytes_ = 0;         // encrypted under the present key
+    uint64_t key_records_ = 0;       // encrypted under the present key
     bool secured_ = false;           // the handshake is done
     bool ended_ = false;             // the peer closed, or the socket failed
     int error_ = 0;                  // errno of the socket's failure
     std::string reason_;             // not empty: CLOSED
 };
 
-TlsStream::TlsStream(Fd fd, Side side, std::shared_ptr<const Context> context, std::shared_ptr<Counts> counts, uint64_t rekey_bytes)
+TlsStream::TlsStream(Fd fd, Side side, std::shared_ptr<const Context> context, std::shared_ptr<Counts> counts, uint64_t rekey_records)
     : Stream(std::move(fd)),
       lib_(openssl::library()),
       context_(std::move(context)),
       counts_(counts != nullptr ? std::move(counts) : std::make_shared<Counts>()),
       side_(side),
-      rekey_bytes_(rekey_bytes),
-      ssl_(lib_.SSL_new(context_->get())) {
+      rekey_records_(rekey_records) {
+    outgoing_.reserve(kOutgoingBytes);  // `collect` is called by C, which no exception may cross
+    ssl_ = lib_.SSL_new(context_->get());
     Bio* const bio = ssl_ == nullptr ? nullptr : lib_.BIO_new(method());
     if (bio == nullptr) {
         lib_.SSL_free(ssl_);
@@ -248,11 +249,11 @@ size_t TlsStream::encrypt_parts(const iovec* parts, size_t count) {
 
 // Into outgoing_, which has room.
 bool TlsStream::encrypt(const uint8_t* from, size_t bytes) {
-    if (key_bytes_ >= rekey_bytes_) {
+    if (key_records_ >= rekey_records_) {
         if (lib_.SSL_key_update(ssl_, openssl::kKeyUpdateNotRequested) != 1) return explain(), false;
-        key_bytes_ = 0;  // the update goes out before the next record
+        key_records_ = 0;  // the update goes out before the next record
     }
-    key_bytes_ += bytes;
+    key_records_ += (bytes + kRecordBytes - 1) / kRecordBytes;
     while (bytes != 0) {
         size_t written = 0;
         const int result = lib_.SSL_write_ex(ssl_, from, bytes, &written);
@@ -304,8 +305,8 @@ void TlsStream::close(std::atomic<uint64_t> Counts::* counter, std::string reaso
 }  // namespace
 
 std::unique_ptr<Stream> tls_stream(Fd fd, Side side, std::shared_ptr<const Context> context, std::shared_ptr<Counts> counts,
-                                   uint64_t rekey_bytes) {
-    return std::make_unique<TlsStream>(std::move(fd), side, std::move(context), std::move(counts), rekey_bytes);
+                                   uint64_t rekey_records) {
+    return std::make_unique<TlsStream>(std::move(fd), side, std::move(context), std::move(counts), rekey_records);
 }
 
 MakeStream make_tls(Side side, std::shared_ptr<Credentials> credentials, std::shared_ptr<Counts> counts) {

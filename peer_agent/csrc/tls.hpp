@@ -14,7 +14,7 @@
 // - A write counts bytes only when their ciphertext has left for the kernel. OpenSSL copied the plaintext when it encrypted
 //   it, earlier. So "after the last payload byte was counted" is, as on a plain socket, after every byte of it was copied:
 //   the torn check of wire.hpp builds on that. After a write that could not go on, the next begins with the same bytes.
-// - The sending key is changed every kRekeyBytes: AES-GCM may not encrypt more than 2^24.5 records under one key (RFC 8446,
+// - The sending key is changed every kRekeyRecords: AES-GCM may not encrypt more than 2^24.5 records under one key (RFC 8446,
 //   5.5), which a fast connection reaches within minutes, and OpenSSL does not count for us.
 // - Memory of a stream: at most 2 * kChunkBytes of ciphertext each way. SIGPIPE is never raised.
 #pragma once
@@ -32,7 +32,7 @@ namespace kvdir::tls {
 
 constexpr size_t kRecordBytes = 16384;  // RFC 8446, 5.1
 constexpr size_t kChunkBytes = 64 << 10;
-constexpr uint64_t kRekeyBytes = 1ULL << 37;  // 2^23 full records
+constexpr uint64_t kRekeyRecords = 1 << 23;
 
 // PEM files. certificate: ours first, then intermediate ones. key: unencrypted. ca: who may sign certificates of peers.
 struct Files {
@@ -104,9 +104,9 @@ struct Counts {
 
 enum class Side : uint8_t { CLIENT, SERVER };
 
-// rekey_bytes: other values are for tests. `counts` may be null.
+// rekey_records: other values are for tests. `counts` may be null.
 std::unique_ptr<Stream> tls_stream(Fd fd, Side side, std::shared_ptr<const Context> context, std::shared_ptr<Counts> counts = nullptr,
-                                   uint64_t rekey_bytes = kRekeyBytes);
+                                   uint64_t rekey_records = kRekeyRecords);
 
 // Streams that begin with what `credentials` have then.
 MakeStream make_tls(Side side, std::shared_ptr<Credentials> credentials, std::shared_ptr<Counts> counts);
