@@ -149,7 +149,7 @@ class ReadPlan:
         sources = self._asking.sources.values()
         dues = [flight.tell_s for source in sources for flight in source.flights.values()]
         dues += [source.due_s for source in sources if source.waiting]
-        return min((due_s for due_s in dues if due_s > now_s), default=self._terms.deadline_s)
+        return min([self._terms.deadline_s, *(due_s for due_s in dues if due_s > now_s)])
 
     def out_of_time(self) -> None:
         """The deadline came first: what is said to be somewhere and has not arrived is late."""

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import enum
 import heapq
+import math
 from dataclasses import dataclass, field
 
 BACKGROUND_CHUNK_BYTES = 1 << 20
@@ -53,6 +54,10 @@ class _Chunk:
     start_tag: float
     aged: bool = False
     gone: bool = False
+
+
+_Turn = tuple[bool, Priority, float, int, _Chunk]
+"""Whose turn is next, the smallest first: not old, priority, asked_s, ticket."""
 
 
 @dataclass(slots=True)
@@ -116,6 +121,7 @@ class Schedule:
         self._lanes: dict[str, _Lane] = {}
         self._waiting: dict[int, _Chunk] = {}
         self._flying: dict[int, _Chunk] = {}
+        self._held_up: dict[str, tuple[int, float]] = {}  # whose next chunk waits for the sum: bytes to be free; when it is old
         self._bytes = 0
         self._asked = 0
 
@@ -152,7 +158,7 @@ class Schedule:
         self._asked += 1
         lane.classes[priority].push(chunk, self._asked)
         lane.add(request, size_bytes)
-        return self._admit(now_s)
+        return self._admit(peer, now_s)
 
     def give_back(self, ticket: int, *, now_s: float) -> tuple[int, ...]:
         """The chunk has landed, or its caller no longer waits; returns the tickets that may fly now."""
@@ -169,46 +175,64 @@ class Schedule:
             self._bytes -= chunk.size_bytes
         if not lane.asked_bytes:
             del self._lanes[chunk.peer]  # tags mean nothing to whoever comes next
-        return self._admit(now_s)
+        return self._admit(chunk.peer, now_s)
 
-    def _admit(self, now_s: float) -> tuple[int, ...]:
+    def _admit(self, peer: str, now_s: float) -> tuple[int, ...]:
+        """What may fly after something happened at this peer: its own chunks, and those that waited for the sum."""
+        free = self._total_bytes - self._bytes
+        due = {name for name, (need, old_s) in self._held_up.items() if need <= free or old_s <= now_s}
+        ready: list[_Turn] = []
+        for name in due | {peer}:
+            self._held_up.pop(name, None)
+            self._push_head(ready, name, now_s)
         admitted: list[int] = []
-        while heads := [head for lane in self._lanes.values() if (head := self._head(lane, now_s)) is not None]:
-            chunk = min(heads, key=lambda chunk: (not self._old(chunk, now_s), chunk.priority, chunk.asked_s))
-            if self._total_bytes - self._bytes < chunk.size_bytes and self._bytes:
-                break  # an old chunk is next, and waits for so much to be free
+        while ready:
+            turn = heapq.heappop(ready)
+            chunk = turn[-1]
+            flying = self._lanes[chunk.peer].flying_bytes
+            need = flying + chunk.size_bytes
+            if flying and need > self._peer_bytes:
+                continue  # its next turn comes when something lands at this peer
+            if self._bytes and need > self._total_bytes - self._bytes:
+                self._hold_up(chunk, need, idle=not flying)
+                if not turn[0] and not flying:  # has waited long enough for so much to be free: nobody passes it any more
+                    for *_, other in ready:
+                        self._hold_up(other, 0, idle=False)
+                    break
+                continue
             self._fly(chunk, now_s)
             admitted.append(chunk.ticket)
+            self._push_head(ready, chunk.peer, now_s)
         return tuple(admitted)
+
+    def _push_head(self, ready: list[_Turn], peer: str, now_s: float) -> None:
+        lane = self._lanes.get(peer)
+        if lane is not None and (head := self._head(lane, now_s)) is not None:
+            heapq.heappush(ready, (not self._old(head, now_s), head.priority, head.asked_s, head.ticket, head))
+
+    def _hold_up(self, chunk: _Chunk, need: int, *, idle: bool) -> None:
+        old_s = chunk.asked_s + self._aging_s if idle else math.inf
+        self._held_up[chunk.peer] = min(need, self._total_bytes), old_s
 
     def _old(self, chunk: _Chunk, now_s: float) -> bool:
         return now_s - chunk.asked_s >= self._aging_s
 
     def _head(self, lane: _Lane, now_s: float) -> _Chunk | None:
-        """The chunk of this lane that is next, if its turn has come."""
+        """The chunk of this lane that is next, if priorities let it begin now."""
         heads = [head for kind in lane.classes.values() if (head := kind.head) is not None]
         if not heads:
             return None
-        head = heads[0]
         passed_over = [head for head in heads if head.priority is not Priority.LOAD and self._old(head, now_s)]
         if passed_over and not lane.aged:
-            head = passed_over[0]
-        elif head.priority is not Priority.LOAD and not self._quiet(lane, head.size_bytes):
-            return None
-        return head if self._fits(lane, head, now_s) else None
+            return passed_over[0]
+        head = heads[0]
+        return head if head.priority is Priority.LOAD or self._quiet(lane, head.size_bytes) else None
 
     def _quiet(self, lane: _Lane, size_bytes: int) -> bool:
         """Whether background may begin here: no load under way, and its own bound kept."""
         loads = lane.classes[Priority.LOAD].flying_bytes
         background = lane.flying_bytes - loads
         return not loads and (not background or background + size_bytes <= self._background_bytes)
-
-    def _fits(self, lane: _Lane, chunk: _Chunk, now_s: float) -> bool:
-        """Whether the windows have room. An old chunk at an idle peer fits always: it has waited for room long enough."""
-        flying, free = lane.flying_bytes, self._total_bytes - self._bytes
-        if not flying:
-            return chunk.size_bytes <= free or not self._bytes or self._old(chunk, now_s)
-        return flying + chunk.size_bytes <= min(self._peer_bytes, free)
 
     def _fly(self, chunk: _Chunk, now_s: float) -> None:
         lane = self._lanes[chunk.peer]

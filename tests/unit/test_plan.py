@@ -372,6 +372,8 @@ def test_an_overdue_read_is_told_again_when_it_has_taken_twice_as_long():
     assert plan.overdue(due_s) == ()
     assert plan.next_wake_s(due_s) == 2 * due_s
     assert plan.overdue(2 * due_s) == (fetch,)
+    plan.overdue(0.6)
+    assert plan.next_wake_s(0.6) == 1.0, "never after the deadline"
 
 
 # cost
