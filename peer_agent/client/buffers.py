@@ -48,7 +48,7 @@ class CallerMemory(Protocol):
 
     @property
     def late(self) -> bool:
-        """Whether a copy has outlasted its call."""
+        """Whether a copy has, or may have, outlasted its call."""
 
     def copy_in(
         self, region: memoryview, offsets: bytes, positions: Array, *, block_bytes: int, until_s: float, keep: Keep

@@ -170,9 +170,13 @@ class DeviceMemory:
         self._await_turn(until_s)
         host = np.frombuffer(_native.reserved_payloads(region, offsets, block_bytes), np.uint64)
         event = self._copier.to_host(self._blocks.pool, self._blocks.slots[positions], host)
-        if not event.wait(until_s - time.monotonic()):
-            self._outlive(event, keep)
-            raise DeadlineExceeded(f"{self._copier.device.name} did not finish the copy by the deadline")
+        try:
+            if not event.wait(until_s - time.monotonic()):
+                self._outlive(event, keep)
+                raise DeadlineExceeded(f"{self._copier.device.name} did not finish the copy by the deadline")
+        except DeviceError:
+            self.late = True  # how a broken device ends what it has begun is not known: the slots rest for their lease
+            raise
         return _native.payload_checksums(region, offsets, block_bytes)
 
     def copy_out(self, region: memoryview, wanted: Wanted, *, until_s: float, keep: Keep) -> bytes:
@@ -203,7 +207,7 @@ class DeviceMemory:
         try:
             for at in range(0, len(slots), step):
                 mark = self._copier.from_host(pool, slots[at : at + step], host[at : at + step])
-                marks.append(mark)
+                marks.append(mark)  # one by one: those begun before a refusal must be known
         except DeviceError:
             if marks:
                 self._outlive(marks[-1], keep)

@@ -52,16 +52,21 @@ class Mapping:
     @contextlib.contextmanager
     def using(self) -> Iterator[memoryview]:
         """The mapped arena, which stays while the block runs. Raises Unavailable after `close`."""
-        let_go = self.keep()
+        with self._lock:
+            self._require_open()
+            self._copies += 1
         try:
             yield self._arena.region
         finally:
-            let_go()
+            self._let_go()
 
     def keep(self) -> Callable[[], None]:
-        """The arena stays, and this process counts as writing, until what is returned is called, once, from any thread."""
+        """Within `using`: the arena stays beyond it, and this process counts as writing, until what is returned is called,
+        once, from any thread. Also when the session has been closed meanwhile: the copy is under way.
+        """
         with self._lock:
-            self._require_open()
+            if not self._copies:
+                raise RuntimeError("keep outside of using: the arena may be gone")
             self._copies += 1
         return self._let_go
 

@@ -18,10 +18,8 @@ Does not: commit, reserve, or know who wants the blocks (peer_agent/server/stagi
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import msgspec
@@ -138,8 +136,10 @@ class DeviceService(Service):
         slots = found.pool.checked(np.frombuffer(wanted.slots, "<u4")[good])
         offsets = np.frombuffer(wanted.destinations, "<u8")[good].tobytes()
         host = _native.reserved_payloads(self._memory.arena, offsets, found.pool.block_bytes)
-        with _as_connection_error():
+        try:
             event = self._device.copy_to_host(found.pool, slots, np.frombuffer(host, np.uint64), stream=self._stream)
+        except DeviceError as error:
+            raise ConnectionError(str(error)) from error  # nothing was begun
         found.stages.add(wanted.stage)
         self._copying[wanted.stage] = _Copy(wanted.pool, event)
         if not await self._ended(wanted.stage, until_s=wanted.deadline_ns / 1e9):
@@ -152,23 +152,21 @@ class DeviceService(Service):
 
     async def _settle(self, wanted: Settle) -> bytes:
         if wanted.stage in self._copying:
-            with contextlib.suppress(ConnectionError):  # a copy that failed has ended, too
-                await self._ended(wanted.stage, until_s=math.inf)
+            await self._ended(wanted.stage, until_s=math.inf)
         return b""
 
     async def _ended(self, stage: int, *, until_s: float) -> bool:
-        """Whether the stage's copy was seen complete by then. ConnectionError: it failed."""
+        """Whether the stage's copy was seen complete by then.
+
+        DeviceError ends this process (main.py): a context in which a copy failed is of no more use, and only its end is sure to
+        end what was begun in it.
+        """
         copy, pause_s = self._copying[stage], LOOK_S
-        with _as_connection_error():
-            try:
-                while not copy.event.done():
-                    if time.monotonic() >= until_s:
-                        return False
-                    await asyncio.sleep(pause_s)
-                    pause_s = min(2 * pause_s, LOOK_MAX_S)
-            except DeviceError:
-                self._forget(stage)
-                raise
+        while not copy.event.done():
+            if time.monotonic() >= until_s:
+                return False
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LOOK_MAX_S)
         self._forget(stage)
         return True
 
@@ -178,15 +176,6 @@ class DeviceService(Service):
         found.stages.discard(stage)
         if found.closing and not found.stages:
             self._drop(copy.pool)
-
-
-@contextlib.contextmanager
-def _as_connection_error() -> Iterator[None]:
-    """What the agent gets to see of a device's failure."""
-    try:
-        yield
-    except DeviceError as error:
-        raise ConnectionError(str(error)) from error
 
 
 def _verify(table: Arena, wanted: Stage) -> bytes:

@@ -47,7 +47,8 @@ from peer_agent.server.peer_service import PeerService
 from peer_agent.server.peers import Peers
 from peer_agent.server.publishing import Publishing
 from peer_agent.server.reader import Reader
-from peer_agent.server.staging import MAX_STAGINGS, Stager
+from peer_agent.server.staging import MAX_TASKS as STAGING_TASKS
+from peer_agent.server.staging import Stager
 from peer_agent.server.store import Store
 from peer_agent.server.tasks import OwnedTasks
 from peer_agent.server.ticker import run_ticker
@@ -255,7 +256,7 @@ class Agent:
 
     def _build_stager(self, arena: Arena, outbox: OwnerOutbox) -> Stager:
         """Its movers end first, so that what they were asked for ends, too."""
-        tasks, movers = OwnedTasks(limit=MAX_STAGINGS), DeviceMovers(arena, kinds=self.config.devices)
+        tasks, movers = OwnedTasks(limit=STAGING_TASKS), DeviceMovers(arena, kinds=self.config.devices)
         stager = Stager(self.store, movers, table_path=arena.path, epoch=self.epoch, publish=outbox.append, tasks=tasks)
         self._stack.callback(stager.close)
         self._stack.push_async_callback(tasks.close, timeout_s=self.config.grace_s)

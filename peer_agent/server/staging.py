@@ -33,6 +33,7 @@ from kvdir.errors import InvalidInput, TooLarge, Unavailable
 from kvdir.fingerprint import Fingerprints
 from kvdir.obs.logs import say
 from peer_agent.core.device_pool import DevicePools, Staging
+from peer_agent.core.effects import Reserved
 from peer_agent.core.inventory import AGENT
 from peer_agent.core.records import BLOCK_RECORD
 from peer_agent.memory.arena import Arena, ArenaError
@@ -55,6 +56,9 @@ RESTART_S = 0.5
 MAX_POOLS = 64
 MAX_POOL_SLOTS = 1 << 22
 MAX_STAGINGS = 64
+MAX_TASKS = 2 * MAX_STAGINGS + MAX_POOLS
+"""A request begins one staging a pool and MAX_STAGE_BLOCKS; closing a pool is a task, too."""
+
 TABLE_BLOCK_BYTES = 1
 """A generation table has headers only; an arena's slots have at least one byte."""
 
@@ -98,8 +102,8 @@ class Stager:
         self._publish = publish
         self._tasks = tasks
         self._open: dict[int, _Pool] = {}
-        _remove_left_tables(table_path, epoch)
         self._waiting: set[asyncio.Event] = set()
+        _remove_left_tables(table_path, epoch)
 
     # engines
 
@@ -164,7 +168,7 @@ class Stager:
         """Brings what only devices have into the arena, as far as it can be done by then. Returns how long it took, seconds;
         says nothing about the outcome.
         """
-        if not len(self.pools) or timeout_s <= 0:
+        if not len(self.pools) or self.pools.stagings >= MAX_STAGINGS or timeout_s <= 0:
             return 0.0
         began_s = time.monotonic()
         here = np.frombuffer(self._store.present(namespace_digest, fingerprints), np.uint8)
@@ -205,32 +209,24 @@ class Stager:
     def _start(self, namespace_digest: bytes, fingerprints: Fingerprints, staging: Staging, until_s: float) -> None:
         """Reserves at once, so that a second request for the same blocks meets the reservation."""
         reserved, _ = self._store.reserve(namespace_digest, fingerprints, session=AGENT, lease_s=0.0)
-        work = self._run(
-            namespace_digest, fingerprints, staging, reserved.reservation, reserved.positions, reserved.offsets, until_s
-        )
+        work = self._run(namespace_digest, fingerprints, staging, reserved, until_s)
         if not reserved.reservation or self._tasks.start(work, name="staging") is None:
             work.close()
             self._store.abort(reserved.reservation, session=AGENT)
             self._ended(staging)
 
     async def _run(
-        self,
-        namespace_digest: bytes,
-        fingerprints: Fingerprints,
-        staging: Staging,
-        reservation: int,
-        positions: tuple[int, ...],
-        destinations: bytes,
-        until_s: float,
+        self, namespace_digest: bytes, fingerprints: Fingerprints, staging: Staging, reserved: Reserved, until_s: float
     ) -> None:
-        """One staging to its very end. positions: of the staging's blocks, for which there are slots (destinations)."""
+        """One staging to its very end. fingerprints: of the staging's blocks; reserved: those for which there are slots."""
         gone: list[int] = []
+        reservation, positions = reserved.reservation, reserved.positions
         try:
             pool = self._open.get(staging.pool)
             if pool is not None:
                 await pool.mover.open(pool.opening, until_s=min(until_s, time.monotonic() + RESTART_S))
                 chosen = fingerprints.select(positions)
-                wanted = self._question(pool, namespace_digest, chosen, staging, positions, destinations, until_s)
+                wanted = self._question(pool, namespace_digest, chosen, staging, reserved, until_s)
                 staged = await pool.mover.stage(wanted, until_s=until_s)
                 if ReadStatus.LATE in staged.statuses:
                     self.counters.late += len(positions)
@@ -270,11 +266,10 @@ class Stager:
         namespace_digest: bytes,
         fingerprints: Fingerprints,
         staging: Staging,
-        positions: tuple[int, ...],
-        destinations: bytes,
+        reserved: Reserved,
         until_s: float,
     ) -> Stage:
-        at = list(positions)
+        at = list(reserved.positions)
         table = pool.table.classes[0]
         slots = np.array(staging.slots, np.uint64)[at]
         records = np.zeros(len(at), BLOCK_RECORD)
@@ -290,7 +285,7 @@ class Stager:
             width=fingerprints.width,
             records=records.tobytes(),
             slots=slots.astype("<u4").tobytes(),
-            destinations=destinations,
+            destinations=reserved.offsets,
             deadline_ns=int(until_s * 1e9),
         )
 

@@ -234,6 +234,29 @@ async def test_late_copy_outlives_a_cancelled_load_and_its_engine(bench: Bench):
     assert into.wait_idle(5)
 
 
+@pytest.mark.parametrize("storing", [False, True])
+async def test_arena_stays_mapped_when_the_session_ends_before_the_deadline_of_a_copy(bench: Bench, storing: bool):
+    """The copy is only then found to be late."""
+    fingerprints = bench.cluster.blocks.chain(BLOCKS)
+    await bench.engine.store(fingerprints, bench.cluster.blocks.data(fingerprints))
+    blocks = bench.room(range(BLOCKS))
+    assert blocks.ready.wait(5)
+    bench.device.hold()
+    others = bench.cluster.blocks.chain(BLOCKS, root="others")
+    work = (
+        bench.engine.store(others, blocks, deadline_s=1)
+        if storing
+        else bench.engine.load(fingerprints, into=blocks, deadline_s=1)
+    )
+    working = asyncio.ensure_future(work)
+    await eventually(lambda: bench.device.queued, what="the copy is begun")
+    bench.engine._drop()
+    await working
+    assert blocks.busy
+    bench.device.resume()  # had the arena been unmapped, this would crash
+    assert blocks.wait_idle(5)
+
+
 async def test_cancelled_store_does_not_hand_its_slots_out_while_the_copy_runs(bench: Bench):
     fingerprints = bench.cluster.blocks.chain(BLOCKS)
     blocks = bench.computed(fingerprints, range(BLOCKS))
