@@ -1,10 +1,11 @@
 """A backend without a library: gets are copies from the peer's mapped arena. For tests of everything around a backend.
 
 Faults on demand (settings of the reader's mover): `fault` =
-    stall       gets never end until the link is closed
+    stall       gets never end until the link is closed; the first `after` batches do
     late        gets are lost: they end only after `close`, and write 0xEE over their destinations just before
     hang        close never returns
     crash       the process kills itself on the first get
+    bug         a callback raises on the first get
 
 Descriptor: pid, incarnation, and the owner mover's arena by its descriptor in /proc, which ends with that process.
 """
@@ -27,6 +28,7 @@ _SLICE = 64
 class FakeBackend(Backend):
     def __init__(self, settings: Settings) -> None:
         self._fault = settings.get("fault", "")
+        self._after = int(settings.get("after", "0"))
 
     async def open(self, memory: Memory) -> bytes:
         return b"%d " % os.getpid() + memory.incarnation + b"/proc/%d/fd/%d" % (os.getpid(), memory.arena_fd)
@@ -50,7 +52,7 @@ class FakeBackend(Backend):
         except (OSError, ValueError) as error:
             os.close(watch)
             raise ConnectionError(f"the peer's arena is gone: {error}") from error
-        return FakeLink(mapping, watch, self._fault)
+        return FakeLink(mapping, watch, self._fault, self._after)
 
     def about(self) -> dict[str, str]:
         return {"library": "none"}
@@ -61,10 +63,11 @@ class FakeBackend(Backend):
 class FakeLink(Link):
     """Maps the peer's arena (private, never written)."""
 
-    def __init__(self, mapping: mmap.mmap, watch: int, fault: str) -> None:
+    def __init__(self, mapping: mmap.mmap, watch: int, fault: str, after: int) -> None:
         self._source = memoryview(mapping)
         self._watch = watch
         self._fault = fault
+        self._whole = after
         self._closing = asyncio.Event()
         self._under_way: set[asyncio.Future[None]] = set()
         asyncio.get_running_loop().add_reader(watch, self._owner_died)
@@ -96,7 +99,10 @@ class FakeLink(Link):
     async def _gets(self, gets: Gets) -> None:
         if self._fault == "crash":
             os.kill(os.getpid(), signal.SIGKILL)
-        if self._fault in ("stall", "hang", "late"):
+        if self._fault == "bug":
+            asyncio.get_running_loop().call_soon(int, "no number")
+        self._whole -= 1
+        if self._fault in ("stall", "hang", "late", "bug") and self._whole < 0:
             await self._closing.wait()
             if self._fault == "late":
                 for _, local, length in _each(gets):

@@ -71,9 +71,13 @@ _FAILURES = (
 def main() -> None:
     contain.enter(parent=int(sys.argv[2]))
     logging.basicConfig(stream=sys.stderr, format="%(name)s[%(process)d]: %(message)s", level=logging.INFO)
-    control = socket.socket(fileno=int(sys.argv[1]))
+    asyncio.run(_live(socket.socket(fileno=int(sys.argv[1]))))
+
+
+async def _live(control: socket.socket) -> None:
+    """Leaves from inside the loop: closing it would wait for tasks that a library may never end."""
     try:
-        code = asyncio.run(_run(control))
+        code = await _run(control)
     except BaseException:
         log.exception("the mover ends")
         code = EXIT_BROKEN
@@ -128,6 +132,7 @@ class Mover:
     async def serve(self) -> None:
         """Until the agent hangs up. Raises what no question may raise."""
         loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._bug)
         loop.add_reader(self._control, self._receive)
         await self._ended
 
@@ -214,7 +219,7 @@ class Mover:
             if statuses is not None:
                 self._send(Done(ticket, statuses))
                 return
-            self._send(Late(ticket))
+            self._send(Late(ticket, bytes(reading.verdict)))
             await reading.settle()
             self._send(Settled(ticket))
         except ValueError as error:
@@ -231,6 +236,11 @@ class Mover:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._end(error)
+
+    def _bug(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """An exception in a callback, such as a library that can be progressed no more."""
+        loop.default_exception_handler(context)
+        self._end(context.get("exception") or RuntimeError(context["message"]))
 
     def _end(self, error: BaseException | None) -> None:
         if self._ended.done():

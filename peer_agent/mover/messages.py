@@ -30,6 +30,9 @@ MAX_READS = 256
 """Reads that a mover serves at once, so many that a few silent peers cannot hold them all; more of them wait. Each has
 MAX_READ_BLOCKS headers of scratch memory, 32 MiB in all, which the system provides when they are first used."""
 
+PENDING = 255
+"""In place of a ReadStatus: not decided (csrc/gets.hpp kPending)."""
+
 
 class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Base of all messages; `tag` is the type's number on the wire."""
@@ -77,6 +80,21 @@ class Read(Message, frozen=True, tag=5):
     width: int
     records: bytes
     destinations: bytes
+
+    def under(self, ticket: int) -> Read:
+        """The same Read with a ticket."""
+        return msgspec.structs.replace(self, ticket=ticket)
+
+    def part(self, blocks: slice) -> Read:
+        """The same Read of these blocks only; beyond the end there are none."""
+
+        def cut(packed: bytes, width: int) -> bytes:
+            return packed[blocks.start * width : blocks.stop * width]
+
+        fingerprints = cut(self.fingerprints, self.width)
+        return msgspec.structs.replace(
+            self, fingerprints=fingerprints, records=cut(self.records, 32), destinations=cut(self.destinations, 8)
+        )
 
 
 class Abort(Message, frozen=True, tag=6):
@@ -131,7 +149,10 @@ class Done(Message, frozen=True, tag=19):
 
 
 class Late(Message, frozen=True, tag=20):
+    """statuses: as in Done, PENDING for blocks that are not decided; what is decided is not written any more."""
+
     ticket: int
+    statuses: bytes
 
 
 class Settled(Message, frozen=True, tag=21):

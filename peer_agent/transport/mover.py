@@ -1,9 +1,5 @@
 """Planes whose library runs in a mover process: one-sided gets through UCX or NIXL (peer_agent/mover).
 
-Descriptor, little endian, as all peers' agents see it:
-
-    u8 layout version (1) | 16 B incarnation | u64 epoch | u64 arena_bytes | backend's part | u64 XXH3-64 of it all and the name
-
 Rules:
 - The owner cannot check locks: a lock protects the blocks, generation and checksum protect the reader (csrc/gets.hpp says why
   that is enough). Grants are not looked at.
@@ -22,29 +18,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import struct
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from kvdir.errors import ConfigError
 from peer_agent import _native
 from peer_agent.memory.arena import Arena
 from peer_agent.mover.backend import BackendError
 from peer_agent.mover.child import Asked, MoverSpec
-from peer_agent.mover.messages import MAX_READ_BLOCKS, Connect, Done, Failure, Forget, Late, Opened, Question, Read, Reply
+from peer_agent.mover.messages import Connect, Failure, Forget, Opened, Question, Reply
 from peer_agent.mover.process import MoverProcess
-from peer_agent.transport.base import BLOCK_RECORD_BYTES, Capabilities, ReadList, ReadOutcome, ReadStatus
+from peer_agent.transport.base import Capabilities, ReadList, ReadOutcome, ReadStatus
+from peer_agent.transport.mover_answers import all_settled, questions, settled_of, statuses_of
+from peer_agent.transport.mover_descriptor import MoverDescriptor
 from peer_agent.transport.outcomes import check_shape, settled_outcome, uniform_outcome, uniform_statuses
 
-DESCRIPTOR_VERSION = 1
-MAX_DESCRIPTOR_BYTES = 32 << 10
 READY_S = 1.0
 CLOSE_S = 2.5
 ANSWER_S = 0.01
 """How long after the deadline the mover's own word is waited for."""
-_HEAD = struct.Struct("<B16sQQ")
-_SUM = struct.Struct("<Q")
 
 
 class MoverTransport:
@@ -64,8 +56,8 @@ class MoverTransport:
     async def export(self) -> bytes:
         """ConfigError: the backend cannot work here; says what is missing. ConnectionError: the mover is being restarted."""
         opened = await self._opened(until_s=time.monotonic())
-        head = _HEAD.pack(DESCRIPTOR_VERSION, opened.incarnation, self._arena.epoch, self._arena.arena_bytes)
-        return _sealed(head + opened.descriptor, self.name)
+        arena = self._arena
+        return MoverDescriptor(opened.incarnation, arena.epoch, arena.arena_bytes, opened.descriptor).pack(self.name)
 
     def grant(self, lock: int, records: bytes, *, expires_s: float) -> None:
         """Nothing to do: readers see the arena itself."""
@@ -75,7 +67,7 @@ class MoverTransport:
 
     async def connect(self, descriptor: bytes, *, deadline_s: float) -> MoverConnection:
         until_s = time.monotonic() + deadline_s
-        wanted = _Descriptor.parse(descriptor, self.name)
+        wanted = MoverDescriptor.parse(descriptor, self.name)
         connection = MoverConnection(self, self._arena, self.process, wanted, next(self._numbers))
         await self._opened(until_s=until_s)
         try:
@@ -136,7 +128,9 @@ class MoverTransport:
 class MoverConnection:
     """One peer, through whichever mover of ours is up."""
 
-    def __init__(self, transport: MoverTransport, arena: Arena, process: MoverProcess, peer: _Descriptor, number: int) -> None:
+    def __init__(
+        self, transport: MoverTransport, arena: Arena, process: MoverProcess, peer: MoverDescriptor, number: int
+    ) -> None:
         self._transport = transport
         self._arena = arena
         self._process = process
@@ -181,13 +175,13 @@ class MoverConnection:
         asked: list[Asked] = []
         try:
             await self.open(until_s=until_s)
-            for part in _parts(len(blocks)):
-                asked.append(self._process.ask(self._question(blocks, part, until_s)))  # noqa: PERF401 (may raise in between)
+            for question in questions(blocks, self._number, until_s):
+                asked.append(self._process.ask(question))  # noqa: PERF401 (may raise in between)
         except (ConnectionError, TimeoutError, ValueError):
             self._abort(asked)
             late = time.monotonic() >= until_s
             statuses = uniform_statuses(blocks, ReadStatus.LATE if late else ReadStatus.PEER_LOST)
-            return settled_outcome(blocks, statuses, settled=_settled(asked))
+            return settled_outcome(blocks, statuses, settled=settled_of(asked))
         return await self._outcome(blocks, asked, until_s)
 
     def abandon(self) -> None:
@@ -223,21 +217,6 @@ class MoverConnection:
         for one in asked:
             self._process.abort(one)
 
-    def _question(self, blocks: ReadList, part: slice, until_s: float) -> Callable[[int], Question]:
-        def cut(packed: bytes, width: int) -> bytes:
-            return packed[part.start * width : part.stop * width]
-
-        return lambda ticket: Read(
-            ticket,
-            self._number,
-            int(until_s * 1e9),
-            blocks.namespace_digest,
-            cut(blocks.fingerprints, blocks.width),
-            blocks.width,
-            cut(blocks.records, BLOCK_RECORD_BYTES),
-            cut(blocks.destinations, 8),
-        )
-
     async def _outcome(self, blocks: ReadList, asked: list[Asked], until_s: float) -> ReadOutcome:
         """Collects the answers, or what there is of them at the deadline."""
         try:
@@ -245,83 +224,6 @@ class MoverConnection:
             await asyncio.wait(answers, timeout=max(0.0, until_s - time.monotonic()) + ANSWER_S)
         except asyncio.CancelledError:
             self._abort(asked)
-            await _all_settled(asked)
+            await all_settled(asked)
             raise
-        late, lost = uniform_statuses(blocks, ReadStatus.LATE), uniform_statuses(blocks, ReadStatus.PEER_LOST)
-        statuses = b"".join(
-            _statuses(one, late[part], lost[part]) for one, part in zip(asked, _parts(len(blocks)), strict=True)
-        )
-        return settled_outcome(blocks, statuses, settled=_settled(asked))
-
-
-@dataclass(frozen=True, slots=True)
-class _Descriptor:
-    incarnation: bytes
-    epoch: int
-    arena_bytes: int
-    backend_part: bytes
-
-    @classmethod
-    def parse(cls, descriptor: bytes, name: str) -> _Descriptor:
-        """ValueError for garbage."""
-        if not _HEAD.size + _SUM.size < len(descriptor) <= MAX_DESCRIPTOR_BYTES or descriptor[0] != DESCRIPTOR_VERSION:
-            raise ValueError(f"not a {name} descriptor of version {DESCRIPTOR_VERSION}: {len(descriptor)} bytes")
-        body = descriptor[: -_SUM.size]
-        if _sealed(body, name) != descriptor:
-            raise ValueError(f"not a {name} descriptor: its checksum is wrong")
-        _, incarnation, epoch, arena_bytes = _HEAD.unpack_from(body)
-        return cls(incarnation, epoch, arena_bytes, body[_HEAD.size :])
-
-
-def _sealed(body: bytes, name: str) -> bytes:
-    return body + _SUM.pack(_native.xxh3_64(body + name.encode()))
-
-
-def _parts(count: int) -> list[slice]:
-    """What of a list goes into each message."""
-    return [slice(first, min(first + MAX_READ_BLOCKS, count)) for first in range(0, count, MAX_READ_BLOCKS)]
-
-
-def _statuses(asked: Asked, late: bytes, lost: bytes) -> bytes:
-    """Of one part. The mover's word, or what its silence means. ValueError passes through."""
-    if not asked.answer.done():
-        return late
-    if asked.answer.exception() is not None:
-        return lost
-    match asked.answer.result():
-        case Done(statuses=statuses) if len(statuses) == len(late):
-            return statuses
-        case Late():
-            return late
-        case Reply(failure=Failure.VALUE, reason=reason):
-            raise ValueError(reason)
-        case _:
-            return lost
-
-
-def _settled(asked: list[Asked]) -> asyncio.Future[None]:
-    """Done when all of them are."""
-    settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    left = [one.settled for one in asked if not one.settled.done()]
-    if not left:
-        settled.set_result(None)
-        return settled
-    waiting = len(left)
-
-    def one_more(_: asyncio.Future[None]) -> None:
-        nonlocal waiting
-        waiting -= 1
-        if not waiting and not settled.done():
-            settled.set_result(None)
-
-    for future in left:
-        future.add_done_callback(one_more)
-    return settled
-
-
-async def _all_settled(asked: list[Asked]) -> None:
-    """Also when cancelled again meanwhile: who asked must not go on before nothing writes any more."""
-    futures = {one.settled for one in asked}
-    while not all(future.done() for future in futures):
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait(futures)
+        return settled_outcome(blocks, statuses_of(blocks, asked), settled=settled_of(asked))

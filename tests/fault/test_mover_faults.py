@@ -234,8 +234,23 @@ async def test_read_is_late_and_the_mover_replaced_when_our_own_mover_is_stopped
         assert await read(rig, connection, stored, first=4) == [OK] * 2
 
 
-async def test_agent_goes_on_when_its_mover_crashes_at_every_read(tmp_path: Path) -> None:
-    async with mover_rig(tmp_path, "fake", {}, reader_settings={"fault": "crash"}) as rig:
+async def test_blocks_that_came_in_time_are_kept_when_the_rest_is_late(tmp_path: Path) -> None:
+    """Groups are decided one by one; what has been is written no more, although the read is not settled."""
+    slow = {"fault": "stall", "after": "6"}  # batches: three groups' payloads and their headers
+    async with mover_rig(tmp_path, "fake", {}, block_bytes=1 << 20, slots=16, reader_settings=slow) as rig:
+        connection, stored = await rig.reader.connect(await rig.owner.export(), deadline_s=DEADLINE_S), rig.store(range(16))
+        blocks = rig.request(stored)
+        outcome = await connection.read(blocks, deadline_s=1)
+        statuses = rig.expect(outcome, blocks, stored)
+        assert set(statuses) == {OK, LATE}
+        assert statuses[:4] == [OK] * 4
+        await asyncio.wait_for(outcome.settled, DEADLINE_S)
+        assert rig.expect(outcome, blocks, stored) == statuses
+
+
+@pytest.mark.parametrize("fault", ["crash", "bug"])
+async def test_agent_goes_on_when_its_mover_ends_at_every_read(fault: str, tmp_path: Path) -> None:
+    async with mover_rig(tmp_path, "fake", {}, reader_settings={"fault": fault}) as rig:
         connection, stored = await rig.reader.connect(await rig.owner.export(), deadline_s=DEADLINE_S), rig.store(range(2))
         for crash in range(1, 4):
             assert await read(rig, connection, stored) == [PEER_LOST] * 2
