@@ -169,14 +169,13 @@ class Mover:
                 self._end(ValueError("opened twice"))
 
     async def _connect(self, question: Connect) -> bytes:
+        """A peer that cannot be connected stays known, without a link, until it is forgotten."""
         if self._reads is None:
             raise ValueError("this mover runs a service, no transfers")
         memory = PeerMemory(question.incarnation, question.arena_bytes, question.descriptor)
         peer = self._peers.setdefault(question.peer, Peer(memory))
         link = await self._reads.connect(peer)
         return ",".join(link.lanes).encode()
-
-    # A peer that could not be connected stays known, without a link, until it is forgotten: the agent's connections are few.
 
     async def _forget(self, number: int) -> bytes:
         peer = self._peers.pop(number, None)

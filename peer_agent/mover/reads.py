@@ -176,7 +176,7 @@ class Reads:
 class Reading:
     """One Read under way. link: set from the moment on when something may write to its destinations.
 
-    verdict: a byte per block, PENDING until decided; what has been decided is written no more. stopped: nothing more is posted.
+    verdict: a byte per block, PENDING until decided; what has been decided is written no more. stopped: no group is begun.
     """
 
     def __init__(self, reads: Reads, peer: Peer, wanted: Read) -> None:

@@ -22,6 +22,7 @@ import os
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from peer_agent.mover import _ucx, lanes, libucp
@@ -85,7 +86,7 @@ class UcxBackend(Backend):
                 raise ConnectionError(f"the peer's mover does not take us: {self.reason(status)}; it may have restarted")
             link.lanes = self._check_lanes(number)
         except BaseException:
-            await link.close()
+            self._begin(partial(self._worker.close, number))  # nothing was got over it, so nobody needs to wait for its end
             raise
         return link
 

@@ -55,7 +55,7 @@ class MoverTransport:
 
     async def export(self) -> bytes:
         """ConfigError: the backend cannot work here; says what is missing. ConnectionError: the mover is being restarted."""
-        opened = await self._opened(until_s=time.monotonic())
+        opened = await self._opened()
         arena = self._arena
         return MoverDescriptor(opened.incarnation, arena.epoch, arena.arena_bytes, opened.descriptor).pack(self.name)
 
@@ -110,19 +110,24 @@ class MoverTransport:
             await asyncio.wait({self._starting})
         await self.process.close()
 
-    async def _opened(self, *, until_s: float) -> Opened:
-        """What our mover said of itself. The first caller starts it, and waits for that as long as it takes."""
+    async def _opened(self, *, until_s: float | None = None) -> Opened:
+        """What our mover said of itself; the first caller starts it.
+
+        until_s: of time.monotonic(). None: waits as long as the first start takes, and for no later one.
+        """
         if self._starting is None:
             self._starting = asyncio.create_task(self.process.start(), name=f"start-{self.name}")
         if not self._starting.done():
-            await asyncio.wait({self._starting})
+            await asyncio.wait({self._starting}, timeout=None if until_s is None else until_s - time.monotonic())
+        if not self._starting.done():
+            raise ConnectionError(f"our {self.name} mover is still starting")
         if self._starting.cancelled():
             raise ConnectionError("closed")
         try:
             self._starting.result()
         except BackendError as error:
             raise ConfigError([f"transports: {fault}" for fault in error.faults]) from error
-        return await self.process.ready(until_s=until_s)
+        return await self.process.ready(until_s=time.monotonic() if until_s is None else until_s)
 
 
 class MoverConnection:

@@ -15,7 +15,7 @@ from peer_agent import _native
 
 DESCRIPTOR_VERSION = 1
 MAX_DESCRIPTOR_BYTES = 32 << 10
-_HEAD = struct.Struct("<B16sQQ")
+HEAD = struct.Struct("<B16sQQ")
 _SUM = struct.Struct("<Q")
 
 
@@ -29,19 +29,19 @@ class MoverDescriptor:
     backend_part: bytes
 
     def pack(self, plane: str) -> bytes:
-        head = _HEAD.pack(DESCRIPTOR_VERSION, self.incarnation, self.epoch, self.arena_bytes)
+        head = HEAD.pack(DESCRIPTOR_VERSION, self.incarnation, self.epoch, self.arena_bytes)
         return seal(head + self.backend_part, plane)
 
     @classmethod
     def parse(cls, descriptor: bytes, plane: str) -> MoverDescriptor:
         """ValueError for garbage."""
-        if not _HEAD.size + _SUM.size < len(descriptor) <= MAX_DESCRIPTOR_BYTES or descriptor[0] != DESCRIPTOR_VERSION:
+        if not HEAD.size + _SUM.size < len(descriptor) <= MAX_DESCRIPTOR_BYTES or descriptor[0] != DESCRIPTOR_VERSION:
             raise ValueError(f"not a {plane} descriptor of version {DESCRIPTOR_VERSION}: {len(descriptor)} bytes")
         body = descriptor[: -_SUM.size]
         if seal(body, plane) != descriptor:
             raise ValueError(f"not a {plane} descriptor: its checksum is wrong")
-        _, incarnation, epoch, arena_bytes = _HEAD.unpack_from(body)
-        return cls(incarnation, epoch, arena_bytes, body[_HEAD.size :])
+        _, incarnation, epoch, arena_bytes = HEAD.unpack_from(body)
+        return cls(incarnation, epoch, arena_bytes, body[HEAD.size :])
 
 
 def seal(body: bytes, plane: str) -> bytes:

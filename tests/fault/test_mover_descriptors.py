@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import struct
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,15 +15,12 @@ from peer_agent import _native
 from peer_agent.transport.base import ReadStatus
 from peer_agent.transport.check_movers import MoverRig, eventually, mover_rig
 from peer_agent.transport.check_rig import DEADLINE_S, Stored, with_record
+from peer_agent.transport.mover_descriptor import HEAD
+from peer_agent.transport.mover_descriptor import seal as seal_for
 
 EMULATED = {"emulated": "tcp"}
-HEAD = struct.Struct("<B16sQQ")  # peer_agent/transport/mover.py
 CONNECT_S = 1.0
-
-
-def seal(body: bytes) -> bytes:
-    """What makes a ucx descriptor whole."""
-    return body + struct.pack("<Q", _native.xxh3_64(body + b"ucx"))
+seal = partial(seal_for, plane="ucx")
 
 
 def unsealed(descriptor: bytes) -> bytes:

@@ -26,7 +26,8 @@ from peer_agent.testing import local_cluster
 from peer_agent.transport.base import ReadStatus
 from peer_agent.transport.check_movers import DIGEST, MoverRig, eventually, mover_rig, stop
 from peer_agent.transport.check_rig import DEADLINE_S, LOCK, WIDTH, Stored, write
-from peer_agent.transport.mover import _HEAD, MoverTransport, _sealed
+from peer_agent.transport.mover import MoverTransport
+from peer_agent.transport.mover_descriptor import HEAD, seal
 
 OK, LATE, PEER_LOST = ReadStatus.OK, ReadStatus.LATE, ReadStatus.PEER_LOST
 EMULATED = {"emulated": "tcp"}
@@ -132,14 +133,14 @@ BAD_PARTS: tuple[tuple[Callable[[bytes], bytes], type[Exception], str], ...] = (
 async def test_descriptors_are_refused_with_the_reason_when_they_are_damaged_or_of_another_version(tmp_path: Path) -> None:
     async with mover_rig(tmp_path, "nixl", EMULATED) as rig:
         descriptor = await rig.owner.export()
-        head, part = descriptor[: _HEAD.size], descriptor[_HEAD.size : -8]
+        head, part = descriptor[: HEAD.size], descriptor[HEAD.size : -8]
         for change, error, message in BAD_PARTS:
             with pytest.raises(error, match=message):
-                await rig.reader.connect(_sealed(head + change(part), "nixl"), deadline_s=DEADLINE_S)
+                await rig.reader.connect(seal(head + change(part), "nixl"), deadline_s=DEADLINE_S)
         other_life = bytearray(head)
         other_life[1] ^= 1
         with pytest.raises(ConnectionError, match="another incarnation"):
-            await rig.reader.connect(_sealed(bytes(other_life) + part, "nixl"), deadline_s=DEADLINE_S)
+            await rig.reader.connect(seal(bytes(other_life) + part, "nixl"), deadline_s=DEADLINE_S)
         await read_everything(rig, rig.store(range(4)))
         assert rig.reader.stats()["mover_starts"] == 1
 
@@ -150,15 +151,15 @@ async def test_agent_lives_when_descriptors_are_garbage(tmp_path: Path) -> None:
     async with mover_rig(tmp_path, "nixl", EMULATED) as rig:
         stored = rig.store(range(4))
         good = (await rig.owner.export())[:-8]
-        candidates = [good[: rng.randrange(_HEAD.size + 1, len(good))] for _ in range(4)]
+        candidates = [good[: rng.randrange(HEAD.size + 1, len(good))] for _ in range(4)]
         candidates += [good + rng.randbytes(rng.randrange(1, 2000)) for _ in range(2)]
         for _ in range(8):
             flipped = bytearray(good)
-            flipped[rng.randrange(_HEAD.size, len(good))] ^= 1 << rng.randrange(8)
+            flipped[rng.randrange(HEAD.size, len(good))] ^= 1 << rng.randrange(8)
             candidates.append(bytes(flipped))
         for candidate in candidates:
             with contextlib.suppress(ValueError, ConnectionError, TimeoutError):
-                connection = await rig.reader.connect(_sealed(candidate, "nixl"), deadline_s=0.3)
+                connection = await rig.reader.connect(seal(candidate, "nixl"), deadline_s=0.3)
                 blocks = rig.request(stored)
                 outcome = await connection.read(blocks, deadline_s=0.3)
                 rig.expect(outcome, blocks, stored)
