@@ -13,5 +13,5 @@
     device.py     the service that copies blocks of tier gpu into the arena (device_calls.py: what it is asked)
 
 The plane on top is peer_agent/transport/mover.py. Why a process of its own: docs/adr/0008.
-Nothing in here imports grpc or, but for device.py, numpy: a mover starts in a tenth of a second and holds no more than it needs.
+Nothing in here imports grpc, and only device.py numpy: a mover starts in a tenth of a second and holds what it needs.
 """
