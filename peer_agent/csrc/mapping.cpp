@@ -84,6 +84,7 @@ void Mapping::prefault(bool huge, unsigned threads) {
 void Mapping::prefault_part(size_t from, size_t to, bool huge) const {
     const bool collapses = huge && page_bytes_ < kHugeBytes;
     const size_t whole = to / kHugeBytes * kHugeBytes;
+    // The first huge page that cannot be had ends the attempts: where memory is fragmented, each costs a compaction.
     for (size_t at = from; collapses && at < whole; at += kHugeBytes)
         if (madvise(data_ + at, page_bytes_, kPopulateWrite) != 0 || madvise(data_ + at, kHugeBytes, kCollapse) != 0) break;
     (void)madvise(data_ + from, to - from, kPopulateWrite);

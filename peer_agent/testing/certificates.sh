@@ -2,6 +2,7 @@
 # Certificates for tests, into directory $1: ca.pem signs node.pem, other.pem (a second node), client.pem (may not be a server)
 # and expired.pem; foreign-ca.pem signs foreign.pem. Keys beside them; node-encrypted.key is node.key under a password.
 set -eu
+command -v openssl >/dev/null || { echo "certificates for tests need the openssl tool: apt-get install openssl" >&2; exit 1; }
 mkdir -p "$1"
 cd "$1"
 
