@@ -11,6 +11,7 @@ Rules:
   dead process is proof: Unsettled ends this mover. Other peers' reads are lost with it: where both can be had, the ucx plane
   is the better one.
 - There is no event for a transfer's end: it is asked for in each turn of the loop for SPIN_S, then after pauses that grow.
+  NIXL's progress thread polls, too, as long as a transfer is under way; both sleep when none is.
 - A peer's agent is added once, however many links share it, and removed with the last one.
 - A link exists only after the peer's identity, 16 bytes in a page of its mover, has been read and is the one we look for.
 - Lanes are restricted for UCX as a whole (lanes.py). NIXL does not say which ones an endpoint took.
@@ -38,7 +39,7 @@ from peer_agent.mover.nixl_agent import Handle, NixlAgent, NixlError
 from peer_agent.mover.nixl_lists import Grid
 
 SETTLE_S = 0.5
-SPIN_S = 0.0005
+SPIN_S = 0.002
 PAUSES_S = (0.001, 0.01)
 
 _HEAD = struct.Struct("<BBB")
