@@ -140,9 +140,9 @@ class Schedule:
         return lane.flying_bytes if lane else 0
 
     def waiting(self) -> dict[Priority, int]:
-        """Chunks that wait, by priority."""
+        """Chunks that wait, by priority. The one method that another thread may call (metrics)."""
         counts = dict.fromkeys(Priority, 0)
-        for chunk in self._waiting.values():
+        for chunk in list(self._waiting.values()):  # a copy: the dict may change meanwhile
             counts[chunk.priority] += 1
         return counts
 
