@@ -9,80 +9,96 @@ from __future__ import annotations
 import asyncio
 import statistics
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from kvdir.fingerprint import Fingerprints
 from peer_agent.client import aio
+from peer_agent.client.results import LoadResult
 from peer_agent.core.effects import LoadStatus
 from peer_agent.testing import sample_namespace
 from peer_agent.testing.network import Network, NotPermitted, network_of
 from peer_agent.testing.processes import ProcessCluster
 from peer_agent.testing.timing import DEADLINE_SLACK_S
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
 
 BLOCKS = 16
 
 
-@pytest.fixture
-def network() -> Iterator[Network]:
-    try:
-        with network_of("directory", "owner", "second", "reader") as made:
-            yield made
-    except NotPermitted as reason:
-        pytest.skip(str(reason))
-
-
 class Bed:
-    """Two owners of the same blocks, a reader, a directory: four hosts."""
+    """Four hosts: a directory, two owners, a reader. One for all tests: each stores blocks of its own, and heals at its end."""
 
-    def __init__(self, cluster: ProcessCluster, network: Network, reader: aio.Engine, fingerprints: Fingerprints) -> None:
+    def __init__(self, cluster: ProcessCluster, network: Network, engines: Mapping[str, aio.Engine]) -> None:
         self.cluster = cluster
         self.network = network
-        self.reader = reader
-        self.fingerprints = fingerprints
+        self.engines = engines
+        self.fingerprints = Fingerprints(b"", 32)
 
-    async def load(self, fingerprints: Fingerprints, *, deadline_s: float):
-        return await self.cluster.load(self.reader, fingerprints, deadline_s=deadline_s)
+    async def store(self, root: str, *owners: str) -> None:
+        """BLOCKS blocks, known to the directory; `part` and `load` are about them."""
+        for host in self.network.hosts.values():
+            host.pass_all()  # what a failed test has left
+        blocks = self.cluster.blocks
+        self.fingerprints = blocks.chain(BLOCKS, root=root)
+        for node in owners:
+            stored = await self.engines[node].store(self.fingerprints, blocks.data(self.fingerprints), deadline_s=10)
+            assert stored.stored == BLOCKS
+        await self.cluster.wait_nominated(self.engines["reader"], self.fingerprints)
+
+    async def load(self, fingerprints: Fingerprints, *, deadline_s: float) -> tuple[LoadResult, float]:
+        return await self.cluster.load(self.engines["reader"], fingerprints, deadline_s=deadline_s)
 
     def part(self, number: int) -> Fingerprints:
         """Two blocks that no other number has: each is at the reader after its first load."""
         return self.fingerprints.slice(2 * number, 2)
 
-    async def settled(self) -> None:
+    async def heal(self) -> None:
+        """The network is whole again: everything arrives, and no slot is kept."""
+        for host in self.network.hosts.values():
+            host.pass_all()
+        hits = 0
+        for _ in range(100):
+            hits = (await self.load(self.fingerprints, deadline_s=5.0))[0].hits
+            if hits == BLOCKS:
+                break
+            await asyncio.sleep(0.05)
+        assert hits == BLOCKS
         await self.cluster.wait_inventory("reader", lambda held: held.reserved == held.quarantined == 0)
 
 
-async def bed_of(network: Network, cluster: ProcessCluster, *owners: str) -> Bed:
-    coordinator = await cluster.start_coordinator(host=network.hosts["directory"])
-    more = ("--arena-bytes", "16MiB", "--transports", "tcp", "--breaker-s", "0.05", "--breaker-max-s", "0.1")
-    for node in (*owners, "reader"):
-        await cluster.start_agent(node, coordinator, *more, host=network.hosts[node])
-    fingerprints = cluster.blocks.chain(BLOCKS)
-    reader = await cluster.engine("reader")
-    for node in owners:
-        engine = await cluster.engine(node)
-        assert (await engine.store(fingerprints, cluster.blocks.data(fingerprints), deadline_s=5)).stored == BLOCKS
-    await cluster.wait_nominated(reader, fingerprints)
-    return Bed(cluster, network, reader, fingerprints)
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def bed() -> AsyncIterator[Bed]:
+    try:
+        with network_of("directory", "owner", "second", "reader") as network:
+            async with agents_on(network) as made:
+                yield made
+    except NotPermitted as reason:
+        pytest.skip(str(reason))
 
 
-@pytest.fixture
-async def cluster() -> AsyncIterator[ProcessCluster]:
+@asynccontextmanager
+async def agents_on(network: Network) -> AsyncIterator[Bed]:
     with tempfile.TemporaryDirectory(prefix="kvdir-test-", dir="/dev/shm") as path:
-        made = ProcessCluster(Path(path), sample_namespace(block_bytes=256 << 10))
+        cluster = ProcessCluster(Path(path), sample_namespace(block_bytes=256 << 10))
         try:
-            yield made
+            coordinator = await cluster.start_coordinator(host=network.hosts["directory"])
+            more = ("--arena-bytes", "64MiB", "--transports", "tcp", "--breaker-s", "0.05", "--breaker-max-s", "0.1")
+            nodes = ("owner", "second", "reader")
+            for node in nodes:
+                await cluster.start_agent(node, coordinator, *more, host=network.hosts[node])
+            yield Bed(cluster, network, {node: await cluster.engine(node) for node in nodes})
         finally:
-            await made.close()
+            await cluster.close()
 
 
-async def test_blocks_are_right_or_late_when_packets_are_lost(network: Network, cluster: ProcessCluster):
-    bed = await bed_of(network, cluster, "owner")
-    for host in network.hosts.values():
+async def test_blocks_are_right_or_late_when_packets_are_lost(bed: Bed):
+    await bed.store("loss", "owner")
+    for host in bed.network.hosts.values():
         host.drop(share=0.1)
     late_s = []
     for number in range(BLOCKS // 2):
@@ -90,25 +106,15 @@ async def test_blocks_are_right_or_late_when_packets_are_lost(network: Network, 
         late_s.append(seconds - 1.0)
         assert result.count(LoadStatus.CORRUPT) == 0
     assert statistics.median(late_s) <= DEADLINE_SLACK_S
-    for host in network.hosts.values():
-        host.pass_all()
-    for _ in range(100):
-        result, _ = await bed.load(bed.fingerprints, deadline_s=5.0)
-        if result.hits == BLOCKS:
-            break
-        await asyncio.sleep(0.05)
-    assert result.hits == BLOCKS
-    await bed.settled()
+    await bed.heal()
 
 
 @pytest.mark.parametrize(("deaf", "unheard"), [("owner", "reader"), ("reader", "owner")])
-async def test_loads_keep_their_deadline_and_heal_when_one_way_is_cut(
-    network: Network, cluster: ProcessCluster, deaf: str, unheard: str
-):
-    bed = await bed_of(network, cluster, "owner")
+async def test_loads_keep_their_deadline_and_heal_when_one_way_is_cut(bed: Bed, deaf: str, unheard: str):
+    await bed.store(f"{deaf} is deaf", "owner")
     warm, _ = await bed.load(bed.part(0), deadline_s=2.0)
     assert warm.hits == 2, "connected before the cut"
-    network.hosts[deaf].drop(source=unheard)
+    bed.network.hosts[deaf].drop(source=unheard)
     seconds = []
     for number in range(1, 6):
         result, took_s = await bed.load(bed.part(number), deadline_s=0.3)
@@ -118,35 +124,30 @@ async def test_loads_keep_their_deadline_and_heal_when_one_way_is_cut(
     here, took_s = await bed.load(bed.part(0), deadline_s=0.3)
     assert here.hits == 2
     assert took_s < 0.2, "what is here needs no network"
-    await bed.settled()
-    network.hosts[deaf].pass_all()
-    for _ in range(100):
-        result, _ = await bed.load(bed.fingerprints, deadline_s=1.0)
-        if result.hits == BLOCKS:
-            break
-        await asyncio.sleep(0.05)
-    assert result.hits == BLOCKS
+    await bed.heal()
 
 
-async def test_second_owner_serves_within_the_deadline_when_the_first_one_is_cut_off(network: Network, cluster: ProcessCluster):
-    bed = await bed_of(network, cluster, "owner", "second")
+async def test_second_owner_serves_within_the_deadline_when_the_first_one_is_cut_off(bed: Bed):
+    await bed.store("two owners", "owner", "second")
     assert (await bed.load(bed.part(0), deadline_s=2.0))[0].hits == 2
-    network.hosts["reader"].drop(source="owner")
+    bed.network.hosts["reader"].drop(source="owner")
     hits = []
     for number in range(1, 6):
         result, took_s = await bed.load(bed.part(number), deadline_s=1.0)
         assert took_s <= 1.0 + DEADLINE_SLACK_S
         hits.append(result.hits)
     assert sum(hits) >= 8, f"of 2 blocks each: {hits}"
+    await bed.heal()
 
 
-async def test_local_blocks_are_served_at_once_when_the_directory_is_cut_off(network: Network, cluster: ProcessCluster):
-    bed = await bed_of(network, cluster, "owner")
+async def test_local_blocks_are_served_at_once_when_the_directory_is_cut_off(bed: Bed):
+    await bed.store("no directory", "owner")
     assert (await bed.load(bed.part(0), deadline_s=2.0))[0].hits == 2
-    network.hosts["reader"].drop(source="directory")
+    bed.network.hosts["reader"].drop(source="directory")
     result, took_s = await bed.load(bed.part(0), deadline_s=1.0)
     assert result.hits == 2
     assert took_s < 0.2
     result, took_s = await bed.load(bed.part(1), deadline_s=1.0)
     assert (result.hits, result.directory_reached) == (0, False)
     assert took_s <= 1.0 + DEADLINE_SLACK_S
+    await bed.heal()

@@ -27,7 +27,7 @@ from peer_agent.transport.faulty_owner import faulty_owner
 from peer_agent.transport.shm import ShmTransport
 from peer_agent.transport.tcp import DESCRIPTOR, TcpTransport
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 DIGEST = b"leaks".ljust(32, b".")
 BLOCK, SLOTS, READ_BLOCKS = 4096, 16, 4
