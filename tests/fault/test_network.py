@@ -57,6 +57,15 @@ class Bed:
         """Two blocks that no other number has: each is at the reader after its first load."""
         return self.fingerprints.slice(2 * number, 2)
 
+    async def expect_local_at_once(self, fingerprints: Fingerprints) -> None:
+        """What is here needs no network."""
+        seconds = []
+        for _ in range(5):
+            result, took_s = await self.load(fingerprints, deadline_s=1.0)
+            assert result.hits == len(fingerprints)
+            seconds.append(took_s)
+        assert statistics.median(seconds) < 0.1, seconds
+
     async def heal(self) -> None:
         """The network is whole again: everything arrives, and no slot is kept."""
         for host in self.network.hosts.values():
@@ -121,9 +130,7 @@ async def test_loads_keep_their_deadline_and_heal_when_one_way_is_cut(bed: Bed, 
         assert (result.hits, result.count(LoadStatus.CORRUPT)) == (0, 0)
         seconds.append(took_s)
     assert statistics.median(seconds) <= 0.3 + DEADLINE_SLACK_S, seconds
-    here, took_s = await bed.load(bed.part(0), deadline_s=0.3)
-    assert here.hits == 2
-    assert took_s < 0.2, "what is here needs no network"
+    await bed.expect_local_at_once(bed.part(0))
     await bed.heal()
 
 
@@ -131,12 +138,13 @@ async def test_second_owner_serves_within_the_deadline_when_the_first_one_is_cut
     await bed.store("two owners", "owner", "second")
     assert (await bed.load(bed.part(0), deadline_s=2.0))[0].hits == 2
     bed.network.hosts["reader"].drop(source="owner")
-    hits = []
+    hits, seconds = [], []
     for number in range(1, 6):
         result, took_s = await bed.load(bed.part(number), deadline_s=1.0)
-        assert took_s <= 1.0 + DEADLINE_SLACK_S
         hits.append(result.hits)
+        seconds.append(took_s)
     assert sum(hits) >= 8, f"of 2 blocks each: {hits}"
+    assert statistics.median(seconds) <= 1.0 + DEADLINE_SLACK_S, seconds
     await bed.heal()
 
 
@@ -144,10 +152,11 @@ async def test_local_blocks_are_served_at_once_when_the_directory_is_cut_off(bed
     await bed.store("no directory", "owner")
     assert (await bed.load(bed.part(0), deadline_s=2.0))[0].hits == 2
     bed.network.hosts["reader"].drop(source="directory")
-    result, took_s = await bed.load(bed.part(0), deadline_s=1.0)
-    assert result.hits == 2
-    assert took_s < 0.2
-    result, took_s = await bed.load(bed.part(1), deadline_s=1.0)
-    assert (result.hits, result.directory_reached) == (0, False)
-    assert took_s <= 1.0 + DEADLINE_SLACK_S
+    await bed.expect_local_at_once(bed.part(0))
+    seconds = []
+    for _ in range(5):
+        result, took_s = await bed.load(bed.part(1), deadline_s=0.5)
+        assert (result.hits, result.directory_reached) == (0, False)
+        seconds.append(took_s)
+    assert statistics.median(seconds) <= 0.5 + DEADLINE_SLACK_S, seconds
     await bed.heal()
