@@ -78,6 +78,7 @@ class TcpRead final : public SlotReadJob {
     // In the event loop: the request is sent now, and the answer wakes a mover thread.
     Need begin() override {
         SlotReadJob::begin();
+        if (client_of(connection).computes()) bytes = 0;  // in the threads, however small
         reading_ = client_of(connection).try_read(
             {lock, epoch, read.wanted.data(), read.blocks, read.to.data(), read.check != 0, read.deadline_ns}, statuses_.data());
         if (reading_ == nullptr) throw std::runtime_error("the connection is busy with another read");

@@ -42,6 +42,8 @@ class Stream {
     // `count` is at least 1 and no part is empty. More parts than one call takes are left for the next.
     virtual Moved readv(const iovec* parts, size_t count) = 0;
     virtual Moved writev(const iovec* parts, size_t count) = 0;
+    // Moving bytes costs more than copying them (decryption): nothing for the event loop's thread.
+    virtual bool computes() const { return false; }
     // Why it is CLOSED, for people.
     virtual std::string reason() const = 0;
 

@@ -26,6 +26,7 @@ Need TcpClient::greet() {
         const int error = connect_error(fd_);
         if (error != 0) throw std::runtime_error("cannot connect to " + where_ + ": " + error_text(error));
         stream_ = make_(std::move(socket_));
+        computes_ = stream_->computes();
         stage_ = Stage::HANDSHAKE;
     }
     if (stage_ == Stage::HANDSHAKE) {

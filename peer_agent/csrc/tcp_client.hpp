@@ -55,6 +55,7 @@ class TcpClient {
     void close();
     uint64_t epoch() const { return epoch_; }
     int fd() const { return fd_; }
+    bool computes() const { return computes_; }  // as Stream says
 
   private:
     friend class TcpReading;
@@ -71,6 +72,7 @@ class TcpClient {
     Stage stage_ = Stage::CONNECT;
     Fd socket_;  // until the handshake begins; then the stream has it
     int fd_ = -1;
+    bool computes_ = false;
     std::unique_ptr<Stream> stream_;
     wire::Hello hello_{};  // the part of the peer's hello that has arrived
     size_t hello_bytes_ = 0;

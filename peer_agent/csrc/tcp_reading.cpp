@@ -16,6 +16,7 @@ constexpr size_t kTurnBytes = 4 << 20;
 
 TcpReading::TcpReading(TcpClient& client, const ReadJob& job, uint8_t* statuses)
     : client_(client), job_(job), statuses_(statuses) {
+    asked_.reserve(job.blocks.count);
     for (uint32_t i = 0; i < job.blocks.count; ++i) {
         statuses_[i] = job.records[i].state != 1 ? ABSENT : job.destinations[i] == nullptr ? CORRUPT : PEER_LOST;
         if (statuses_[i] == PEER_LOST) asked_.push_back(i);
@@ -74,6 +75,7 @@ void TcpReading::plan_groups() {
 
 void TcpReading::write_requests() {
     const auto total = static_cast<uint32_t>(asked_.size());
+    requests_.reserve((total / wire::kMaxRequestBlocks + 1) * sizeof(wire::Request) + total * sizeof(wire::SlotRef));
     for (uint32_t begin = 0, tag = 1; begin < total; begin += wire::kMaxRequestBlocks, ++tag) {
         const uint32_t count = std::min(wire::kMaxRequestBlocks, total - begin);
         const wire::Request request{wire::kRequestMagic, count, job_.lock, job_.epoch, tag, 0};

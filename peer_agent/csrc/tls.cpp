@@ -48,6 +48,7 @@ class TlsStream final : public Stream {
     Io handshake() override;
     Moved readv(const iovec* parts, size_t count) override;
     Moved writev(const iovec* parts, size_t count) override;
+    bool computes() const override { return true; }
     std::string reason() const override { return reason_; }
 
   private:
