@@ -69,6 +69,7 @@ class ReaderCounters:
 class Load:
     """One load: what is asked, and what has become of it. session 0: nobody locks the blocks (prefetch). number: the agent's.
 
+    until_s: when it is answered at the latest; reads_until_s: when reads end, a moment before, to be part of the answer.
     asked_s, answered_s: when the first owner was asked, and had answered; read_from_s, read_to_s: when the first read began,
     and the last one ended; 0 when that did not happen.
     """
@@ -78,6 +79,7 @@ class Load:
     fingerprints: Fingerprints
     session: int
     until_s: float
+    reads_until_s: float
     lease_s: float
     number: int
     priority: Priority

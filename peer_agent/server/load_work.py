@@ -4,7 +4,7 @@ Rules:
 - `answered` is set once the caller need not wait any longer: everything is here, nothing is left to try, or the time is up.
   What is still under way then (a silent owner's answer, a read that lost against its hedge) is awaited in the background, by
   its own deadline, and its lock given back.
-- At the deadline, reads have LAST_MOMENT_S to hand over the blocks that did arrive.
+- Asks and reads end a moment before the deadline, so that the blocks that did arrive are in the answer.
 - Blocks that somebody else here is writing are waited for beside everything else, by a task that holds no slots: nobody waits
   in a circle.
 - Every task belongs to `run`, which ends after all of them; a bug in one ends the load, and is raised.
@@ -29,9 +29,6 @@ from peer_agent.server.peer import PeerFailure
 from peer_agent.server.store import Store
 
 log = logging.getLogger(__name__)
-
-LAST_MOMENT_S = 0.01
-"""Beyond the deadline, for reads that end at it to be committed."""
 
 
 class LoadWork:
@@ -72,15 +69,15 @@ class LoadWork:
     async def _drive(self, group: asyncio.TaskGroup) -> None:
         """Begins what the plan wants, after every event, until there is nothing to wait for or the time is up."""
         load, plan = self._load, self._load.plan
-        while (now_s := self._clock()) < load.until_s:
+        while (now_s := self._clock()) < load.reads_until_s:
             self._woken.clear()
             self._begin(group, now_s)
             if plan.over(now_s):
                 return
             await self._sleep(plan.next_wake_s(now_s))
-        while self._reads and self._clock() < load.until_s + LAST_MOMENT_S:
+        while self._reads and self._clock() < load.until_s:
             self._woken.clear()
-            await self._sleep(load.until_s + LAST_MOMENT_S)
+            await self._sleep(load.until_s)
         plan.out_of_time()
 
     def _begin(self, group: asyncio.TaskGroup, now_s: float) -> None:
@@ -162,7 +159,7 @@ class LoadWork:
         load, plan = self._load, self._load.plan
         self._counters.waited += len(positions)
         wanted = load.fingerprints.select(positions)
-        await self._store.wait_for_writers(load.namespace_digest, wanted, timeout_s=load.until_s - self._clock())
+        await self._store.wait_for_writers(load.namespace_digest, wanted, timeout_s=load.reads_until_s - self._clock())
         if not self.answered.is_set():
             plan.hold(self._fetcher.lock_here(load, positions), LoadStatus.HIT_PEER)
             plan.released(positions)

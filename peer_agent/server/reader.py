@@ -37,7 +37,7 @@ from peer_agent.core.schedule import Priority
 from peer_agent.server.explaining import explanation_json
 from peer_agent.server.fetch import Fetcher
 from peer_agent.server.load import Directory, Load, ReaderCounters
-from peer_agent.server.load_work import LAST_MOMENT_S, LoadWork
+from peer_agent.server.load_work import LoadWork
 from peer_agent.server.owners import Owners
 from peer_agent.server.peers import Peers
 from peer_agent.server.store import Store
@@ -45,6 +45,10 @@ from peer_agent.server.tasks import OwnedTasks
 from peer_agent.server.turns import Turns
 
 log = logging.getLogger(__name__)
+
+LAST_MOMENT_S = 0.01
+LAST_MOMENT_SHARE = 0.05
+"""Of a deadline, at most LAST_MOMENT_S: from the end of the last read to the answer."""
 
 RATE_WEIGHT = 0.2
 """Of the newest read in the smoothed rate."""
@@ -104,7 +108,8 @@ class Reader:
             block_bytes=namespace.block_bytes,
             fingerprints=fingerprints,
             session=session,
-            until_s=terms.deadline_s,
+            until_s=terms.began_s + timeout_s,
+            reads_until_s=terms.deadline_s,
             lease_s=timeout_s + lease_s,
             number=next(self._numbers),
             priority=priority,
@@ -127,7 +132,7 @@ class Reader:
         return Terms(
             block_bytes=namespace.block_bytes,
             began_s=now_s,
-            deadline_s=now_s + timeout_s,
+            deadline_s=now_s + timeout_s - min(LAST_MOMENT_S, LAST_MOMENT_SHARE * timeout_s),
             recompute=Recompute(namespace.block_tokens, prefill_tokens_per_s) if prefill_tokens_per_s else UNKNOWN_PRICE,
             limits=self._limits if priority is Priority.LOAD else self._background_limits,
         )
@@ -146,7 +151,7 @@ class Reader:
             self.counters.refused += 1
             return
         try:
-            async with asyncio.timeout(load.until_s - self._clock() + 2 * LAST_MOMENT_S):
+            async with asyncio.timeout(load.until_s - self._clock() + LAST_MOMENT_S):
                 await work.answered.wait()
         except TimeoutError:  # the event loop is behind: the caller does not wait for it
             load.plan.out_of_time()

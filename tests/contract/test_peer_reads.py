@@ -7,12 +7,15 @@ import json
 import tempfile
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvdir.testing.wait import eventually
+from peer_agent.cli.main import main as agent_main
 from peer_agent.core.effects import LoadStatus
 from peer_agent.testing import LocalCluster, local_cluster, sample_namespace
 
@@ -312,3 +315,30 @@ async def test_metrics_tell_predictions_gain_and_queues_without_naming_peers(dir
     assert values["peer_agent_queued_reads", ("priority", "prefetch")] == 0
     assert values["peer_agent_flight_bytes",] == 0
     assert not any("owner" in sample.labels.values() for sample in samples)
+
+
+async def test_peer_agent_explain_tells_who_served_what(directory: Path):
+    async with local_cluster(directory, "owner", "reader") as cluster:
+        wanted = cluster.blocks.chain(21)
+        writer, reader = await cluster.engine("owner"), await cluster.engine("reader")
+        for engine, held in ((writer, wanted.slice(0, 20)), (reader, wanted.slice(0, 10))):
+            await engine.store(held, cluster.blocks.data(held))
+        await cluster.wait_known("owner")
+        (directory / "wanted.fps").write_bytes(wanted.packed)
+        arguments = [
+            "explain", str(directory / "test.json"), "--file", str(directory / "wanted.fps"),
+            "--agent", cluster.agents["reader"].ready.engine, "--deadline-s", "10", "--prefill-tokens-per-s", "100",
+        ]  # fmt: skip
+        run = partial(asyncio.to_thread, CliRunner().invoke, agent_main)
+        result = await run([*arguments, "--output", "json"])
+        shown = await run(arguments)
+    assert result.exit_code == 0, result.stderr
+    answer = json.loads(result.stdout)
+    assert answer["statuses"] == ["hit_local"] * 10 + ["hit_peer"] * 10 + ["miss"]
+    assert answer["blocks"] == {"miss": 1, "hit_local": 10, "hit_peer": 10}
+    (nominee,) = answer["nominees"]
+    assert (nominee["node"], nominee["verdict"], nominee["claims"], nominee["served"]) == ("owner", "answered", 10, 10)
+    assert sum(count for read in answer["reads"] for _, count in read["runs"]) == 10
+    assert answer["net_gain_us"] > 0
+    assert shown.exit_code == 0
+    assert "1 miss, 20 hit_local" in shown.stdout

@@ -149,27 +149,6 @@ def test_explain_asks_the_owners_for_every_block(asking: Asking) -> None:
     assert answer["blocks"][1]["owners"] == {"node-0": "present", "node-1": "absent"}
 
 
-def test_peer_agent_explain_tells_who_served_what(asking: Asking, tmp_path: Path) -> None:
-    packed = tmp_path / "wanted.fps"
-    packed.write_bytes(fingerprints_of([*range(100, 120), 7]).packed)
-    arguments = [
-        "explain", str(asking.cluster._namespace_file), "--file", str(packed), "--agent", asking.cluster.engine_address(1),
-        "--deadline-s", "10", "--prefill-tokens-per-s", "100",
-    ]  # fmt: skip
-    result = CliRunner().invoke(agent_main, [*arguments, "--output", "json"])
-    assert result.exit_code == 0, result.stderr
-    answer = json.loads(result.stdout)
-    assert answer["statuses"] == ["hit_local"] * 10 + ["hit_peer"] * 10 + ["miss"]
-    assert answer["blocks"] == {"miss": 1, "hit_local": 10, "hit_peer": 10}
-    (nominee,) = answer["nominees"]
-    assert (nominee["node"], nominee["verdict"], nominee["claims"], nominee["served"]) == ("node-0", "answered", 10, 10)
-    assert sum(count for read in answer["reads"] for _, count in read["runs"]) == 10
-    assert answer["net_gain_us"] > 0
-    shown = CliRunner().invoke(agent_main, arguments)
-    assert shown.exit_code == 0
-    assert "1 miss, 20 hit_local" in shown.stdout
-
-
 def test_explain_tells_the_differences_when_nobody_serves_the_namespace(asking: Asking, tmp_path: Path) -> None:
     fields = json.loads(NAMESPACE.canonical())
     fields.pop("version")
