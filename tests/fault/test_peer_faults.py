@@ -40,19 +40,22 @@ SHORT_S = 0.3
 
 
 class MadeDirectory:
-    """Names these nodes for everything."""
+    """Names these nodes for everything but what was reported stale."""
 
     def __init__(self, nodes: dict[str, str]) -> None:
         self.nodes = nodes
+        self.gone: set[tuple[str, bytes]] = set()
 
     async def nominate(self, namespace_digest: bytes, fingerprints: Fingerprints, *, timeout_s: float) -> Nominations:
         found = [NodeTrust(name, 0, StreamState.SYNCED, "", 0.0, 0, address) for name, address in self.nodes.items()]
-        return Nominations([Claim.of(node, range(len(fingerprints))) for node in found], found)
+        wanted = list(enumerate(fingerprints))
+        held = [[at for at, item in wanted if (node.node, item) not in self.gone] for node in found]
+        return Nominations([Claim.of(node, positions) for node, positions in zip(found, held, strict=True)], found)
 
     async def report_stale(
         self, namespace_digest: bytes, fingerprints: Fingerprints, *, node: str, epoch: int, owner_seq: int
     ) -> None:
-        """Nobody listens."""
+        self.gone |= {(node, item) for item in fingerprints}
 
 
 class Bed:
