@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -78,6 +79,16 @@ class Owner:
         self.process.send_signal(number)
         if number is signal.SIGKILL:
             self.process.wait(PATIENCE_S)
+        if number is signal.SIGSTOP:
+            self._wait_until_stopped()
+
+    def _wait_until_stopped(self) -> None:
+        """Each thread stops when it next leaves the kernel or is interrupted; until then it may serve."""
+        until_s = time.monotonic() + PATIENCE_S
+        tasks = Path(f"/proc/{self.process.pid}/task")
+        while any((task / "stat").read_text().rpartition(")")[2].split()[0] != "T" for task in tasks.iterdir()):
+            assert time.monotonic() < until_s, "the owner did not stop"
+            time.sleep(0.001)
 
     def end(self) -> None:
         self.process.kill()
