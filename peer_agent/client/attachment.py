@@ -73,6 +73,11 @@ def milliseconds(wish_s: float) -> int:
     return max(0, int(min(wish_s, LONGEST_S) * 1000))
 
 
+def told_ms(deadline_s: float) -> int:
+    """What the agent is told of a caller's deadline: less, so that its answer arrives in time. 0: none, or it has passed."""
+    return max(milliseconds(deadline_s * (1 - ANSWER_SHARE)), int(deadline_s > 0))
+
+
 def lookup_result(answer: engine_pb2.EngineLookupResponse) -> LookupResult:
     return LookupResult(
         local=answer.local,
@@ -275,7 +280,7 @@ class Attachment:
     def lookup_request(self, fingerprints: Fingerprints, *, deadline_s: float) -> engine_pb2.EngineLookupRequest:
         """deadline_s: for the directory; nothing left, or 0: only what is here."""
         packed = encode_fingerprints(fingerprints)
-        return engine_pb2.EngineLookupRequest(session=self.session, fingerprints=packed, deadline_ms=milliseconds(deadline_s))
+        return engine_pb2.EngineLookupRequest(session=self.session, fingerprints=packed, deadline_ms=told_ms(deadline_s))
 
     def prefetch_request(self, fingerprints: Fingerprints, *, deadline_s: float) -> engine_pb2.PrefetchRequest:
         packed = encode_fingerprints(fingerprints)

@@ -141,6 +141,8 @@ def _span(item: Any, *, writable: bool, where: str) -> tuple[int, int, object]:
 
 
 def _array_span(array: np.ndarray[Any, Any], *, writable: bool, where: str) -> tuple[int, int, object]:
+    if array.dtype.hasobject:
+        raise InvalidInput(f"{where} holds Python objects (dtype {array.dtype}): pass an array of plain numbers")
     if not array.flags.c_contiguous:
         raise InvalidInput(f"{where} is not C-contiguous (strides {array.strides}): use numpy.ascontiguousarray")
     if writable and not array.flags.writeable:

@@ -22,7 +22,7 @@ from typing import Any
 from kvdir.errors import InvalidInput, KvdirError
 from kvdir.fingerprint import Fingerprints
 from kvdir.obs.logs import say
-from peer_agent.client.attachment import bounded_s, milliseconds
+from peer_agent.client.attachment import bounded_s, told_ms
 from peer_agent.client.device import DeviceBlocks
 from peer_agent.client.pool_table import PoolTable
 from peer_agent.memory.device import Array
@@ -65,7 +65,7 @@ class RegisteredPool:
         Waits up to deadline_s until the agent has stopped copying them; returns how many it then still copies, to no avail.
         """
         chosen = self._table.make_odd(slots)
-        request = self._table.withdraw_request(chosen, deadline_ms=milliseconds(deadline_s))
+        request = self._table.withdraw_request(chosen, deadline_ms=told_ms(deadline_s))
         try:
             reading: int = self._rpc("WithdrawDevice", request, time.monotonic() + (deadline_s or self._deadline_s)).reading
         except KvdirError as error:
@@ -102,7 +102,7 @@ class AsyncRegisteredPool:
 
     async def withdraw(self, slots: Sequence[int] | Array, *, deadline_s: float = 0.0) -> int:
         chosen = self._table.make_odd(slots)
-        request = self._table.withdraw_request(chosen, deadline_ms=milliseconds(deadline_s))
+        request = self._table.withdraw_request(chosen, deadline_ms=told_ms(deadline_s))
         until_s = time.monotonic() + (deadline_s or self._deadline_s)
         try:
             reading: int = (await self._rpc("WithdrawDevice", request, until_s)).reading

@@ -54,7 +54,7 @@ class Claim:
 class PeerFigures:
     """What is known about a peer now. queued_bytes: of our other loads, under way or waiting at it.
 
-    skip_until_s: its circuit breaker is open until then (the caller's monotonic clock; inf while a probe is under way).
+    skip_until_s: its circuit breaker is open until then (the caller's monotonic clock); 0 if it has not failed lately.
     """
 
     path: PathFigures = UNKNOWN

@@ -291,7 +291,7 @@ class EngineService(DeviceCalls):
         counts = np.zeros(len(fingerprints), np.int64)
         for claim in found.claims:
             if claim.node.node != self._identity.node:
-                counts[list(claim.positions)] += 1
+                counts[claim.positions] += 1
         answer.nominated = np.minimum(counts, 255).astype(np.uint8).tobytes()
         answer.nodes.extend(encode_trust(node) for node in found.nodes)
         answer.directory_reached = True

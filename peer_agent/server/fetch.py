@@ -40,7 +40,8 @@ class Reading:
     """One fetch while it runs. outcome: an Outcome per position of the fetch, UNREAD until something is known.
 
     begun: its task runs. needless: nobody waits for it any more. flew_s: when its turn came; beside_bytes: other
-    reads that were under way at the peer just then.
+    reads that were under way at the peer just then. asked_bytes: of the blocks that the peer was asked for, which are those
+    that got a slot.
     """
 
     fetch: Fetch
@@ -50,6 +51,7 @@ class Reading:
     needless: bool = False
     flew_s: float | None = None
     beside_bytes: int = 0
+    asked_bytes: int = 0
     outcome: Array = field(init=False)
 
     def __post_init__(self) -> None:
@@ -88,12 +90,12 @@ class Fetcher:
             reading.beside_bytes = self._beside_bytes(reading)
             outcome = await self._read(load, reading, twin_of())
             if outcome is not None:
-                self._judge(reading, outcome, took_s=self._clock() - reading.flew_s)
+                self._judge(reading, outcome, block_bytes=load.block_bytes, took_s=self._clock() - reading.flew_s)
 
     def overdue(self, reading: Reading) -> None:
         """It takes longer than predicted: other loads need not find that out for themselves."""
         if reading.flew_s is not None:
-            self._observe(reading, took_s=self._clock() - reading.flew_s, complete=False)
+            self._observe(reading, reading.asked_bytes, took_s=self._clock() - reading.flew_s, complete=False)
 
     async def _read(self, load: Load, reading: Reading, twin_of: int) -> ReadOutcome | None:
         """None: there was nothing to be read."""
@@ -106,6 +108,7 @@ class Fetcher:
         try:
             self._sort_out(load, reading, reserved)
             if reserved.positions:
+                reading.asked_bytes = len(reserved.positions) * load.block_bytes
                 blocks = _read_list(load, reading, reserved)
                 outcome = await source.peer.read(blocks, timeout_s=left_s)
         finally:
@@ -177,8 +180,10 @@ class Fetcher:
         chosen: list[int] = hits.tolist()
         return chosen
 
-    def _judge(self, reading: Reading, outcome: ReadOutcome, *, took_s: float) -> None:
-        """What a read says about the peer. One that delivered a part of it in time is slow, not dead."""
+    def _judge(self, reading: Reading, outcome: ReadOutcome, *, block_bytes: int, took_s: float) -> None:
+        """What a read says about the peer. One that delivered a part of it in time is slow, not dead; blocks that it did not
+        have took no time, and say nothing about its bandwidth.
+        """
         peer, statuses = reading.source.peer, outcome.statuses
         if ReadStatus.PEER_LOST in statuses:
             self._peers.failed(peer)
@@ -186,12 +191,15 @@ class Fetcher:
         late = ReadStatus.LATE in statuses
         if late and ReadStatus.OK not in statuses:
             self._peers.late(peer, waited_s=took_s)
-        self._observe(reading, took_s=took_s, complete=not late)
+        moved = len(statuses) - statuses.count(ReadStatus.ABSENT) - statuses.count(ReadStatus.STALE)
+        self._observe(reading, moved * block_bytes, took_s=took_s, complete=not late)
 
-    def _observe(self, reading: Reading, *, took_s: float, complete: bool) -> None:
+    def _observe(self, reading: Reading, size_bytes: int, *, took_s: float, complete: bool) -> None:
+        if not size_bytes:
+            return
         self._peers.observed(
             reading.source.peer,
-            size_bytes=reading.fetch.size_bytes,
+            size_bytes=size_bytes,
             took_s=took_s,
             queued_bytes=(reading.beside_bytes + self._beside_bytes(reading)) // 2,
             complete=complete,

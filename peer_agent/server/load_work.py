@@ -78,6 +78,7 @@ class LoadWork:
         while self._reads and self._clock() < load.until_s:
             self._woken.clear()
             await self._sleep(load.until_s)
+        self._take_over(plan.set_aside)  # some may be here, while the writer of others is still waited for
         plan.out_of_time()
 
     def _begin(self, group: asyncio.TaskGroup, now_s: float) -> None:
@@ -161,10 +162,15 @@ class LoadWork:
         wanted = load.fingerprints.select(positions)
         await self._store.wait_for_writers(load.namespace_digest, wanted, timeout_s=load.reads_until_s - self._clock())
         if not self.answered.is_set():
-            plan.hold(self._fetcher.lock_here(load, positions), LoadStatus.HIT_PEER)
+            self._take_over(positions)
             plan.released(positions)
         self._waiting = None
         self._woken.set()
+
+    def _take_over(self, positions: tuple[int, ...]) -> None:
+        """What somebody else has written."""
+        if positions:
+            self._load.plan.hold(self._fetcher.lock_here(self._load, positions), LoadStatus.HIT_PEER)
 
     def _abort(self, number: int) -> None:
         """A read that nobody needs any more. A task that is cancelled before it began would never say that it has ended."""

@@ -3,7 +3,7 @@
 Rules:
 - One connection per node, made on first use by one task that all who need it share; each waits no longer than its own deadline.
 - Hello first; the answer must name the node that was meant. A plane is taken in our order of preference, the next one when it
-  cannot connect.
+  cannot connect. None but the last one may take all of the time: a plane whose packets are dropped must not hide the next one.
 - Circuit breaker per node: after a failure the node is skipped for breaker_s, doubling to breaker_max_s. When the pause is
   over, the first load tries, and everyone else goes on skipping the node until that try has succeeded. So a dead peer costs
   one connect timeout per pause, not one per request. Being late counts as failure only when the peer had a fair chance:
@@ -38,9 +38,11 @@ log = logging.getLogger(__name__)
 
 LATE_LIMIT = 3
 
+PLANE_SHARE = 0.6
+"""Of the time that is left for connecting, for a plane while there is another one to be tried."""
+
 IDLE_S = 60.0
 """After so long without use a connection is closed: a mapped arena keeps the memory of a peer that died."""
-
 
 FORGET_S = 300.0
 """After so long a failed node that nobody asks for is forgotten: names of nodes that never return must not pile up."""
@@ -103,6 +105,7 @@ class Peers:
 
     def observed(self, peer: Peer, *, size_bytes: int, took_s: float, queued_bytes: int, complete: bool) -> None:
         """Learns from one read that was let fly. See Figures.observe."""
+        peer.used_s = self._clock()
         ratio = self._learnt.observe(
             peer.node,
             peer.plane,
@@ -207,8 +210,9 @@ class Peers:
     async def _connect(self, node: NodeTrust) -> tuple[Peer, float]:
         """With the round trip of its Hello."""
         channel = self._channel(node.peer_address)
+        until_s = asyncio.get_running_loop().time() + self._connect_timeout_s
         try:
-            async with asyncio.timeout(self._connect_timeout_s):
+            async with asyncio.timeout_at(until_s):
                 hello, round_trip_s = await say_hello(
                     channel,
                     me=self._me,
@@ -220,7 +224,7 @@ class Peers:
                     raise PeerFailure(
                         f"{node.peer_address} answers as {hello.node!r}, not {node.node!r}: the directory is behind"
                     )
-                plane, connection = await self._open_plane(hello)
+                plane, connection = await self._open_plane(hello, until_s=until_s)
             return Peer(
                 node.node, node.peer_address, channel, hello, connection,
                 plane=plane.name, same_host=plane.capabilities().same_host_only,
@@ -232,15 +236,16 @@ class Peers:
             await channel.close()
             raise
 
-    async def _open_plane(self, hello: peer_pb2.HelloResponse) -> tuple[Transport, Connection]:
+    async def _open_plane(self, hello: peer_pb2.HelloResponse, *, until_s: float) -> tuple[Transport, Connection]:
+        """until_s: of the event loop's clock."""
         offers = {offer.transport: offer.descriptor for offer in hello.transports}
-        reasons = []
-        for plane in self._planes:
-            if plane.name not in offers:
-                reasons.append(f"{plane.name}: not offered")
-                continue
+        common = [plane for plane in self._planes if plane.name in offers]
+        reasons = [f"{plane.name}: not offered" for plane in self._planes if plane.name not in offers]
+        for plane in common:
+            left_s = until_s - asyncio.get_running_loop().time()
+            share = 1.0 if plane is common[-1] else PLANE_SHARE
             try:
-                return plane, await plane.connect(offers[plane.name], deadline_s=self._connect_timeout_s)
+                return plane, await plane.connect(offers[plane.name], deadline_s=share * left_s)
             except (OSError, ValueError) as error:  # ConnectionError, or we are out of descriptors
                 reasons.append(f"{plane.name}: {error}")
         raise PeerFailure(f"{hello.node}: no common data plane ({'; '.join(reasons)})")

@@ -150,6 +150,7 @@ class Reader:
         if self._tasks.start(self._work(load, work), name="load") is None:
             self.counters.refused += 1
             return
+        session = load.session  # `work` forgets it once the load is answered
         try:
             async with asyncio.timeout(load.until_s - self._clock() + LAST_MOMENT_S):
                 await work.answered.wait()
@@ -157,7 +158,7 @@ class Reader:
             load.plan.out_of_time()
             work.conclude()
         except asyncio.CancelledError:
-            session, load.session = load.session, AGENT
+            load.session = AGENT
             if load.lock and self._store.is_attached(session):
                 self._store.unlock((load.lock,), session=session)
             raise

@@ -14,9 +14,12 @@ import pytest
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
+from kvdir.errors import DeadlineExceeded
+from kvdir.fingerprint import Fingerprints
 from kvdir.testing.wait import eventually
 from peer_agent.cli.main import main as agent_main
 from peer_agent.core.effects import LoadStatus
+from peer_agent.server.directory import Coordinators
 from peer_agent.testing import LocalCluster, local_cluster, sample_namespace
 
 TRANSPORTS = [("shm", "tcp"), ("tcp",)]
@@ -167,6 +170,18 @@ async def test_lookup_names_peers_when_they_hold_blocks(pair: LocalCluster):
     answer = await reader.lookup(fingerprints, deadline_s=1.0)
     assert (answer.local, answer.nominated) == (bytes(6), b"\1\1\1\1\0\0")
     assert answer.directory_reached
+
+
+async def test_lookup_tells_what_is_here_when_the_directory_is_silent(pair: LocalCluster, monkeypatch: pytest.MonkeyPatch):
+    async def silent(directory: Coordinators, digest: bytes, fingerprints: Fingerprints, *, timeout_s: float):
+        await asyncio.sleep(timeout_s)
+        raise DeadlineExceeded("no answer in time")
+
+    monkeypatch.setattr(Coordinators, "nominate", silent)
+    engine, held = await pair.engine("a"), pair.blocks.chain(3)
+    await engine.store(held, pair.blocks.data(held))
+    found = await engine.lookup(pair.blocks.chain(5), deadline_s=1.0)
+    assert (found.local, found.directory_reached, found.reason) == (bytes([1, 1, 1, 0, 0]), False, "")
 
 
 async def test_small_chunks_arrive_whole_when_a_list_is_split(directory: Path):

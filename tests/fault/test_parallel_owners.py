@@ -21,7 +21,10 @@ from peer_agent.client.results import LoadResult
 from peer_agent.core.effects import LoadStatus
 from peer_agent.core.leases import AGENT
 from peer_agent.demo.content import Content
+from peer_agent.server.load_work import LoadWork
 from peer_agent.server.peer import Peer
+from peer_agent.server.peers import Peers
+from peer_agent.server.store import Store
 from peer_agent.testing import LocalCluster, local_cluster
 from peer_agent.testing.timing import DEADLINE_SLACK_S, expect_within
 from peer_agent.transport.fake import FakeConnection, FakeNetwork, FakeTransport, Fault
@@ -238,6 +241,67 @@ async def test_what_has_arrived_is_answered_when_the_rest_is_late_and_the_deadli
     load = await rig.reader.reader.load(rig.cluster.namespace.digest, wanted, session=AGENT, timeout_s=0.3, lease_s=0.0)
     assert load.plan.results == bytes([LoadStatus.HIT_LOCAL] + [LoadStatus.HIT_PEER] * 3 + [LoadStatus.LATE] * 4)
     await rig.quiet()
+
+
+async def test_blocks_that_another_load_brought_are_hits_when_its_end_goes_unnoticed(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    async def for_ever(*_: object, **__: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Store, "wait_for_writers", for_ever)  # as while another writer of the list is stuck
+    wanted = rig.cluster.blocks.chain(4)
+    await rig.owner("a", wanted)
+    go = rig.hold_back(read="a")
+    first = asyncio.create_task(rig.load(wanted))
+    await eventually(lambda: rig.reader.store.occupancy()[0].reserved == 4, what="the first load reads")
+    second = asyncio.create_task(rig.load(wanted, deadline_s=1.0))
+    await eventually(lambda: rig.reader.reader.counters.waited == 4, what="the second one waits for it")
+    go.set()
+    assert (await first)[0].hits == 4
+    assert (await second)[0].hits == 4
+    await rig.quiet()
+
+
+async def test_figures_learn_from_bytes_that_moved_only(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    seen: list[int] = []
+    original = Peers.observed
+
+    def observed(peers: Peers, peer: Peer, *, size_bytes: int, **figures) -> None:
+        seen.append(size_bytes)
+        original(peers, peer, size_bytes=size_bytes, **figures)
+
+    monkeypatch.setattr(Peers, "observed", observed)
+    digest, wanted = rig.cluster.namespace.digest, rig.cluster.blocks.chain(8)
+    await rig.owner("a", wanted)
+    stuck, _ = rig.reader.store.reserve(digest, wanted.slice(2, 6), session=AGENT, lease_s=0.0)
+    result, _ = await rig.load(wanted, deadline_s=0.3)
+    assert result.hits == 2
+    assert seen == [2 * rig.cluster.namespace.block_bytes]
+    rig.reader.store.abort(stuck.reservation, session=AGENT)
+    rig.network.faults[rig.descriptors["a"]] = Fault.WRONG_HEADER
+    assert (await rig.load(wanted))[0].count(LoadStatus.STALE) == 6
+    assert len(seen) == 1, "nothing moved"
+    await rig.quiet()
+
+
+async def test_lock_is_given_back_when_the_caller_goes_in_the_moment_of_the_answer(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    wanted, store, session = rig.cluster.blocks.chain(4), rig.reader.store, 77
+    await rig.owner("a", wanted)
+    store.open_session(session)
+    conclude = LoadWork.conclude
+
+    def answered_and_gone(work: LoadWork) -> None:
+        conclude(work)
+        loading.cancel()
+
+    monkeypatch.setattr(LoadWork, "conclude", answered_and_gone)
+    loading = asyncio.create_task(
+        rig.reader.reader.load(rig.cluster.namespace.digest, wanted, session=session, timeout_s=DEADLINE_S, lease_s=60.0)
+    )
+    with pytest.raises(asyncio.CancelledError):
+        await loading
+    await rig.quiet()
+    assert store.occupancy()[0].committed == 4
+    assert store.locks == 0
 
 
 async def test_late_write_of_a_read_that_was_given_up_hits_nobody(rig: Rig):

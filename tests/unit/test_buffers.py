@@ -48,6 +48,7 @@ def test_read_only_memory_is_accepted_only_for_reading():
         ([bytearray(8)], "1 buffers for 2 fingerprints"),
         ([bytearray(8), bytearray(9)], "buffer 1 has 9 bytes"),
         (np.zeros((2, 16), np.uint8)[:, ::2], "not C-contiguous"),
+        (np.array([None, None]), "holds Python objects"),
         (memoryview(bytearray(32))[::2], "not contiguous"),
         (["text", "text"], "is a str"),
         (5, "is a int"),

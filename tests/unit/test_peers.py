@@ -18,7 +18,7 @@ from kvdir.testing.clock import ManualClock
 from kvdir.testing.wait import eventually
 from peer_agent.core.schedule import Schedule
 from peer_agent.server.peer import PeerFailure
-from peer_agent.server.peers import Peers
+from peer_agent.server.peers import IDLE_S, Peers
 from peer_agent.server.tasks import OwnedTasks
 from peer_agent.server.turns import Turns
 from peer_agent.transport.base import Capabilities
@@ -28,9 +28,8 @@ from peer_agent.v1 import peer_pb2, peer_pb2_grpc
 class Plane:
     """Connects at once, or fails with `error`; counts connections that are open."""
 
-    name = "plain"
-
-    def __init__(self) -> None:
+    def __init__(self, name: str = "plain") -> None:
+        self.name = name
         self.open = 0
         self.error: Exception | None = None
 
@@ -47,17 +46,26 @@ class Plane:
         self.open -= 1
 
 
-class Owner(peer_pb2_grpc.PeerServicer):
-    """Node "n", which offers the plain plane; cancels every hello while `cancelling`."""
+class SilentPlane(Plane):
+    """Nobody answers there: connecting takes all of its time."""
 
-    def __init__(self) -> None:
+    async def connect(self, descriptor: bytes, *, deadline_s: float) -> Plane:
+        await asyncio.sleep(deadline_s)
+        raise ConnectionError("no answer in time")
+
+
+class Owner(peer_pb2_grpc.PeerServicer):
+    """Node "n", which offers the plain plane, or `planes`; cancels every hello while `cancelling`."""
+
+    def __init__(self, *planes: str) -> None:
         self.cancelling = False
+        self.planes = planes or ("plain",)
 
     async def Hello(self, request, context):
         if self.cancelling:
             await context.abort(grpc.StatusCode.CANCELLED, "not now")
-        offer = peer_pb2.TransportOffer(transport="plain", descriptor=b"\1")
-        return peer_pb2.HelloResponse(protocol_version=1, node="n", epoch=7, transports=[offer])
+        offers = [peer_pb2.TransportOffer(transport=name, descriptor=b"\1") for name in self.planes]
+        return peer_pb2.HelloResponse(protocol_version=1, node="n", epoch=7, transports=offers)
 
 
 @contextlib.asynccontextmanager
@@ -71,15 +79,15 @@ async def serving(owner: Owner) -> AsyncIterator[str]:
 
 
 class Rig:
-    def __init__(self) -> None:
+    def __init__(self, *preferred: Plane) -> None:
         self.plane = Plane()
         self.clock = ManualClock(100.0)
         self.tasks = OwnedTasks(limit=8)
         self.channels = 0
         turns = Turns(Schedule(peer_bytes=1 << 20, total_bytes=1 << 20), clock=self.clock)
         self.peers = Peers(
-            me="me", epoch=1, planes=(self.plane,), channel=self.channel, connect_timeout_s=0.2, breaker_s=1.0,
-            breaker_max_s=3.0, turns=turns, tasks=self.tasks, clock=self.clock,
+            me="me", epoch=1, planes=(*preferred, self.plane), channel=self.channel, connect_timeout_s=0.2,
+            breaker_s=1.0, breaker_max_s=3.0, turns=turns, tasks=self.tasks, clock=self.clock,
         )  # fmt: skip
 
     def channel(self, address: str) -> grpc.aio.Channel:
@@ -203,6 +211,26 @@ async def test_plane_that_cannot_connect_is_a_failure_of_the_peer_whatever_the_r
     async with serving(Owner()) as address:
         with pytest.raises(PeerFailure, match="no common data plane"):
             await rig.peers.reach(node(address), timeout_s=2)
+
+
+async def test_next_plane_is_taken_when_nobody_answers_on_a_better_one():
+    rig = Rig(SilentPlane("silent"))
+    async with serving(Owner("silent", "plain")) as address:
+        assert (await rig.peers.reach(node(address), timeout_s=2)).plane == "plain"
+    await rig.peers.close()
+
+
+async def test_connection_stays_while_reads_come_in_over_it(rig: Rig):
+    async with serving(Owner()) as address:
+        peer = await rig.peers.reach(node(address), timeout_s=2)
+        for _ in range(3):
+            rig.clock.advance(IDLE_S / 2)
+            rig.peers.observed(peer, size_bytes=1 << 20, took_s=0.01, queued_bytes=0, complete=True)
+            rig.peers.drop_idle()
+            assert not peer.broken
+        rig.clock.advance(2 * IDLE_S)
+        rig.peers.drop_idle()
+        assert peer.broken
 
 
 async def test_hello_that_the_peer_cancels_is_its_failure(rig: Rig):
