@@ -177,6 +177,9 @@ class DeviceMemory:
         except DeviceError:
             self.late = True  # how a broken device ends what it has begun is not known: the slots rest for their lease
             raise
+        except KeyboardInterrupt:  # in the caller's thread: the copy goes on
+            self._outlive(event, keep)
+            raise
         return _native.payload_checksums(region, offsets, block_bytes)
 
     def copy_out(self, region: memoryview, wanted: Wanted, *, until_s: float, keep: Keep) -> bytes:
@@ -208,14 +211,14 @@ class DeviceMemory:
             for at in range(0, len(slots), step):
                 mark = self._copier.from_host(pool, slots[at : at + step], host[at : at + step])
                 marks.append(mark)  # one by one: those begun before a refusal must be known
-        except DeviceError:
+            for done, mark in enumerate(marks):
+                if not mark.wait(until_s - time.monotonic()):
+                    self._outlive(marks[-1], keep)
+                    return done * step
+        except (DeviceError, KeyboardInterrupt):  # those behind a chunk that failed may go on
             if marks:
                 self._outlive(marks[-1], keep)
             raise
-        for done, mark in enumerate(marks):
-            if not mark.wait(until_s - time.monotonic()):
-                self._outlive(marks[-1], keep)
-                return done * step
         return len(slots)
 
     def _await_turn(self, until_s: float) -> None:

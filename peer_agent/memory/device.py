@@ -116,7 +116,8 @@ class Device(Protocol):
     def copy_to_host(self, pool: DevicePool, slots: Array, host: Array, *, stream: Stream) -> Event:
         """Begins to copy blocks (numbers from `pool.checked`) to host addresses (u64, block_bytes each); done: all are there.
 
-        The host memory stays mapped until the event is done. DeviceError when the driver refuses.
+        The host memory stays mapped until the event is done. DeviceError: nothing was begun; whatever fails later, the event
+        says.
         """
 
     def copy_from_host(self, pool: DevicePool, slots: Array, host: Array, *, stream: Stream) -> Event:

@@ -58,6 +58,23 @@ class CudaEvent:
         if owner is None:
             weakref.finalize(self, _destroy, driver, "cuEventDestroy_v2", handle)
 
+    @classmethod
+    def made(cls, driver: cuda.Driver) -> Self:
+        handle = c_void_p()
+        driver.call("make an event", "cuEventCreate", ctypes.byref(handle), cuda.EVENT_DISABLE_TIMING)
+        return cls(driver, handle.value or 0)
+
+    def record(self, stream: CudaStream) -> None:
+        self._driver.call("record an event", "cuEventRecord", self._handle, stream.handle)
+
+    def record_behind(self, stream: CudaStream, *, failure: str) -> None:
+        """Behind copies that were begun, which no error may hide: if there is one, this event fails, and so does the device."""
+        self._failure = failure
+        try:
+            self.record(stream)
+        except DeviceError as error:
+            self._failure = str(error)
+
     def done(self) -> bool:
         if not self._done:
             with self._driver.current():
@@ -92,16 +109,8 @@ class CudaStream:
             weakref.finalize(self, _destroy, driver, "cuStreamDestroy_v2", handle)
 
     def record(self) -> CudaEvent:
-        return self.mark()
-
-    def mark(self, *, failure: str = "") -> CudaEvent:
-        """See CudaEvent."""
-        handle = c_void_p()
-        with self._driver.current():
-            code = self._driver.code("cuEventCreate", ctypes.byref(handle), cuda.EVENT_DISABLE_TIMING)
-            self._driver.check(code, "make an event")
-            event = CudaEvent(self._driver, handle.value or 0, failure=failure)
-            self._driver.check(self._driver.code("cuEventRecord", handle, self.handle), "record an event")
+        event = CudaEvent.made(self._driver)
+        event.record(self)
         return event
 
 
@@ -154,6 +163,8 @@ class CudaDevice:
                 )
         segments = [_rows(tensor) for tensor in tensors]
         for at, segment in enumerate(segments):
+            if segment.stride_bytes < segment.size_bytes:
+                raise DeviceError(f"rows of tensor {at} overlap (expanded?): each slot needs memory of its own")
             if not self._driver.attribute(segment.address, cuda.LEGACY_IPC_CAPABLE):
                 raise DeviceError(f"tensor {at} {_NOT_SHAREABLE}")
         return DevicePool(self, tensors[0].shape[0], tuple(segments), owner=tuple(tensors))
@@ -238,13 +249,17 @@ class CudaDevice:
     # internals
 
     def _copy(self, function: str, to: Array, source: Array, lengths: Array, stream: CudaStream) -> CudaEvent:
+        """DeviceError: nothing was begun."""
+        event = CudaEvent.made(self._driver)
         with self._driver.current():
             code, begun = _native.begin_copies(
                 self._driver.address(function), _packed(to), _packed(source), _packed(lengths), stream.handle
             )
         if code and not begun:
             raise DeviceError(f"cannot begin a copy: {self._driver.words(code)}")
-        return stream.mark(failure=f"a copy was refused after {begun} others: {self._driver.words(code)}" if code else "")
+        failure = f"a copy was refused after {begun} others: {self._driver.words(code)}" if code else ""
+        event.record_behind(stream, failure=failure)
+        return event
 
     def _export(self, segment: Segment) -> bytes:
         start = self._driver.attribute(segment.address, cuda.RANGE_START)
@@ -278,15 +293,14 @@ class _Mappings:
         self._open: dict[bytes, int] = {}
 
     def open(self, handle: bytes, size: int) -> int:
-        if handle in self._open:
-            return self._open[handle]
-        address, raw = c_uint64(), cuda.IpcHandle.from_buffer_copy(handle)
-        what = "open a pool of another process (is it alive, and does this process see its device?)"
-        self._driver.call(what, "cuIpcOpenMemHandle_v2", ctypes.byref(address), raw, cuda.IPC_LAZY_PEER_ACCESS)
-        self._open[handle] = address.value
-        if (self._driver.attribute(address.value, cuda.RANGE_SIZE) or 0) < size:
+        if handle not in self._open:
+            address, raw = c_uint64(), cuda.IpcHandle.from_buffer_copy(handle)
+            what = "open a pool of another process (is it alive, and does this process see its device?)"
+            self._driver.call(what, "cuIpcOpenMemHandle_v2", ctypes.byref(address), raw, cuda.IPC_LAZY_PEER_ACCESS)
+            self._open[handle] = address.value
+        if (self._driver.attribute(self._open[handle], cuda.RANGE_SIZE) or 0) < size:
             raise DeviceError("the allocation behind this handle is smaller than it says")
-        return address.value
+        return self._open[handle]
 
     def close(self) -> None:
         while self._open:

@@ -74,7 +74,7 @@ class MoverSpec:
 
 
 class MoverChild:
-    """ending: why it ended, or must. gone: it hung up, or was hung up on."""
+    """ending: why it ended, or must. gone: it hung up, or was hung up on. reaped: it is dead, and writes nothing any more."""
 
     def __init__(self, spec: MoverSpec) -> None:
         self._spec = spec
@@ -84,6 +84,7 @@ class MoverChild:
         self.ending = ""
         self._loop = asyncio.get_running_loop()
         self.gone: asyncio.Future[None] = self._loop.create_future()
+        self.reaped: asyncio.Future[None] = self._loop.create_future()
         self._first: asyncio.Future[Answer] = self._loop.create_future()
         self._unsent: deque[bytes] = deque()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -138,6 +139,7 @@ class MoverChild:
         self._hang_up()
         if self._process.returncode is None:
             await self._reap()
+        _finish(self.reaped)
         lost = MoverLost(f"the {self._spec.backend} mover ended ({self.ending})")
         for asked in self.asked.values():
             if not asked.answer.done():

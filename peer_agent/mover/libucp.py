@@ -11,6 +11,8 @@ import os
 import resource
 from pathlib import Path
 
+_CAP_IPC_LOCK = 14
+
 VARIABLE = "KVDIR_UCP_LIBRARY"
 SONAME = "libucp.so.0"
 INSTALL = (
@@ -62,11 +64,21 @@ def rdma_faults(library: str, *, pinned_bytes: int) -> list[str]:
     if modules.is_dir() and not any(modules.glob("libuct_ib*")):
         faults.append(f"ucx: {library} is built without verbs (no libuct_ib in {modules}); {INSTALL}")
     soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    if hard != resource.RLIM_INFINITY and hard < pinned_bytes:
+    if hard != resource.RLIM_INFINITY and hard < pinned_bytes and not has_ipc_lock():
         faults.append(
             f"ucx: RDMA pins the whole arena, {pinned_bytes:,} bytes, and at most {hard:,} may be locked; raise it "
-            "(ulimit -l unlimited, systemd LimitMEMLOCK=infinity, docker --ulimit memlock=-1)"
+            "(ulimit -l unlimited, systemd LimitMEMLOCK=infinity, docker --ulimit memlock=-1), or give the capability IPC_LOCK"
         )
     elif soft != hard:
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (hard, hard))
     return faults
+
+
+def has_ipc_lock() -> bool:
+    """Whether this process may lock any memory (CAP_IPC_LOCK, as in most RDMA containers; the kernel's ib_umem_get)."""
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii")
+    except OSError:
+        return False
+    effective = next((line for line in status.splitlines() if line.startswith("CapEff:")), "CapEff: 0")
+    return bool(int(effective.split()[1], 16) >> _CAP_IPC_LOCK & 1)

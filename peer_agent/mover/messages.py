@@ -13,7 +13,7 @@ Rules:
 - Deadlines are absolute, CLOCK_MONOTONIC nanoseconds; both sides have the same clock.
 - What does not decode is a bug of the other side: the mover ends, or is ended.
 
-Does not: send or receive (process.py and main.py do).
+Does not: send or receive (child.py and main.py do).
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ MAX_READ_BLOCKS = 1024
 MAX_BODY_BYTES = 96 << 10
 MAX_READS = 256
 """Reads that a mover serves at once, so many that a few silent peers cannot hold them all; more of them wait. Each has
-MAX_READ_BLOCKS headers of scratch memory, 32 MiB in all, which the system provides when they are first used."""
+MAX_READ_BLOCKS headers of scratch memory, 32 MiB in all, which the system provides when they are first used (with RDMA, when
+they are registered)."""
 
 PENDING = 255
 """In place of a ReadStatus: not decided (csrc/gets.hpp kPending)."""

@@ -92,6 +92,11 @@ class MoverProcess:
         if self._child is not None and asked.ticket in self._child.asked:
             self._child.send(Abort(asked.ticket))
 
+    async def reaped(self) -> None:
+        """At once while a mover is up; else once the last one is dead. `ask` fails earlier: from when it has hung up."""
+        if self._child is not None and self._child.gone.done():
+            await asyncio.shield(self._child.reaped)
+
     async def close(self) -> None:
         """Ends the mover; every question under way ends as MoverLost. Idempotent."""
         if self._supervisor is not None and not self._supervisor.done():

@@ -206,7 +206,9 @@ class Reading:
         return bytes(self.verdict).replace(_PENDING, _LOST)
 
     async def settle(self) -> None:
-        """Returns when nothing writes to the destinations any more. Raises Unsettled."""
+        """Returns when nothing writes to the destinations any more. Raises Unsettled, and what nobody expected: the first group
+        that fails so ends `_work`, while gets of the others may go on.
+        """
         if self.link is None:
             self._work.cancel()
         done, _ = await asyncio.wait({self._work}, timeout=LINGER_S)
@@ -216,8 +218,8 @@ class Reading:
             done, _ = await asyncio.wait({self._work}, timeout=CLOSE_S)
         if not done:
             raise HungLink(f"a read did not end within {CLOSE_S} s after its link was closed")
-        if not self._work.cancelled() and isinstance(error := self._work.exception(), Unsettled):
-            raise error
+        if not self._work.cancelled():
+            self._work.result()
 
 
 def _groups(wanted: Read) -> list[slice]:

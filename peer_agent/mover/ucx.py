@@ -55,7 +55,8 @@ class UcxBackend(Backend):
         self._memory = memory
         path = self._load()
         chosen = self._settings()
-        if not self._emulated and (faults := libucp.rdma_faults(path, pinned_bytes=len(memory.arena))):
+        pinned_bytes = len(memory.arena) + len(memory.scratch)
+        if not self._emulated and (faults := libucp.rdma_faults(path, pinned_bytes=pinned_bytes)):
             raise BackendError(*faults)
         try:
             self._worker = _ucx.Worker(path, tuple(chosen.items()), memory.incarnation)
@@ -144,6 +145,8 @@ class UcxBackend(Backend):
             raise ConnectionError("the peer serves emulated lanes (allow_emulated_rma, for tests); we use RDMA only")
 
     def _check_lanes(self, link: int) -> tuple[str, ...]:
+        if self._worker.failed(link):  # behind its welcome; UCX is asked nothing about such an endpoint
+            raise ConnectionError("the peer's mover has gone")
         found = self._worker.lanes(link)
         forbidden = [] if self._emulated else lanes.refused(transport for transport, _ in found)
         if forbidden:

@@ -36,7 +36,7 @@ class DeviceMover:
     def __init__(self, arena: Arena, identity: str) -> None:
         self._process = MoverProcess(MoverSpec("device", arena.fd, arena.arena_bytes, {"device": identity}))
         self._starting: asyncio.Task[object] | None = None
-        self._opened: dict[int, bytes] = {}  # pool -> incarnation of the mover that has it open
+        self._opened: dict[int, bytes] = {}  # pool -> incarnation of the mover that has it open; b"": asked to, and not known
         self._opening = asyncio.Lock()
 
     @property
@@ -48,6 +48,8 @@ class DeviceMover:
         if self._starting is None:
             self._starting = asyncio.create_task(self._process.start(), name="start-device-mover")
         await asyncio.wait({self._starting})
+        if self._starting.cancelled():
+            raise ConfigError(["the agent is closing"])
         try:
             self._starting.result()
         except BackendError as error:
@@ -59,16 +61,18 @@ class DeviceMover:
             incarnation = (await self._process.ready(until_s=until_s)).incarnation
             if self._opened.get(pool.pool) == incarnation:
                 return
-            self._opened[pool.pool] = incarnation  # also when we are cancelled: it may be opened yet, and is to be closed then
+            self._opened[pool.pool] = b""  # an answer that comes too late: it is to be closed, and asked for again before use
             try:
                 await self._call("open_pool", pool, until_s=until_s)
             except (ConnectionError, ValueError):
-                del self._opened[pool.pool]
+                self._opened.pop(pool.pool, None)
                 raise
+            if pool.pool in self._opened:  # else it was closed meanwhile
+                self._opened[pool.pool] = incarnation
 
     async def close_pool(self, pool: int) -> None:
         """ConnectionError: with the mover, the pool is gone as well."""
-        if self._opened.pop(pool, b""):
+        if self._opened.pop(pool, None) is not None:
             await self._call("close_pool", ClosePool(pool), until_s=time.monotonic() + CALL_S)
 
     async def stage(self, wanted: Stage, *, until_s: float) -> Staged:
@@ -83,10 +87,11 @@ class DeviceMover:
         try:
             await self._call("settle", Settle(stage), until_s=time.monotonic() + SETTLE_S)
         except ConnectionError:
-            return  # reaped: a dead process does not write
+            await self._process.reaped()  # a dead process does not write; one that has only hung up may
 
     async def close(self) -> None:
         if self._starting is not None:
+            self._starting.cancel()
             await asyncio.wait({self._starting})
         await self._process.close()
 
@@ -114,7 +119,8 @@ class DeviceMovers:
         try:
             await mover.start()
         except ConfigError as error:
-            self._movers.pop(identity, None)
+            if self._movers.get(identity) is mover:
+                del self._movers[identity]
             await mover.close()
             raise Unavailable(f"the agent cannot open {identity}: {'; '.join(error.faults)}") from error
         return mover

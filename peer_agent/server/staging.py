@@ -56,8 +56,11 @@ RESTART_S = 0.5
 MAX_POOLS = 64
 MAX_POOL_SLOTS = 1 << 22
 MAX_STAGINGS = 64
-MAX_TASKS = 2 * MAX_STAGINGS + MAX_POOLS
-"""A request begins one staging a pool and MAX_STAGE_BLOCKS; closing a pool is a task, too."""
+MAX_STAGING_TASKS = 2 * MAX_STAGINGS
+"""A request begins one staging a pool and MAX_STAGE_BLOCKS."""
+
+MAX_TASKS = MAX_STAGING_TASKS + MAX_POOLS
+"""Closing a pool is a task, too, for which there is always room: device memory that is not let go is lost to its engine."""
 
 TABLE_BLOCK_BYTES = 1
 """A generation table has headers only; an arena's slots have at least one byte."""
@@ -116,9 +119,9 @@ class Stager:
             raise InvalidInput(f"the pool's slots hold {block_bytes} bytes, a block of this namespace {namespace.block_bytes}")
         if not 0 < slots <= MAX_POOL_SLOTS or len(handle) > HANDLE_BYTES:
             raise TooLarge(f"a pool has 1 to {MAX_POOL_SLOTS} slots and a handle of at most {HANDLE_BYTES} bytes")
+        mover = await self._movers.of(device)
         if len(self._open) >= MAX_POOLS:
             raise TooLarge(f"{MAX_POOLS} pools are registered here: unregister one, or use larger ones")
-        mover = await self._movers.of(device)
         number = secrets.randbits(63) or 1
         table = self._make_table(namespace_digest, slots)
         opening = OpenPool(number, handle, slots, block_bytes, table.path, table.arena_id)
@@ -210,7 +213,8 @@ class Stager:
         """Reserves at once, so that a second request for the same blocks meets the reservation."""
         reserved, _ = self._store.reserve(namespace_digest, fingerprints, session=AGENT, lease_s=0.0)
         work = self._run(namespace_digest, fingerprints, staging, reserved, until_s)
-        if not reserved.reservation or self._tasks.start(work, name="staging") is None:
+        full = len(self._tasks) >= MAX_STAGING_TASKS
+        if not reserved.reservation or full or self._tasks.start(work, name="staging") is None:
             work.close()
             self._store.abort(reserved.reservation, session=AGENT)
             self._ended(staging)

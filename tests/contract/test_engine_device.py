@@ -17,11 +17,12 @@ from kvdir.errors import InvalidInput
 from kvdir.fingerprint import Fingerprints
 from kvdir.testing.wait import eventually
 from peer_agent.client import aio
+from peer_agent.client import device as device_module
 from peer_agent.client.device import DeviceBlocks
 from peer_agent.core.effects import LoadStatus
 from peer_agent.memory import presence
 from peer_agent.memory.arena import Arena
-from peer_agent.memory.device import DevicePool
+from peer_agent.memory.device import DeviceError, DevicePool
 from peer_agent.memory.device_fake import FakeDevice, FakeEvent
 from peer_agent.testing import LocalCluster, local_cluster
 
@@ -287,6 +288,29 @@ async def test_failed_copy_is_a_reason_never_a_hit(bench: Bench):
     assert stored.stored == 0
     assert "illegal address" in stored.reason
     assert (await bench.engine.lookup(others)).local == bytes(2)
+
+
+async def test_slots_are_busy_when_copies_go_on_behind_one_that_failed(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    """As when a driver refuses part of a step: that step's event fails, the stream does not."""
+
+    class Refused:
+        def wait(self, timeout_s: float) -> bool:
+            raise DeviceError("a copy was refused")
+
+    begin, steps = bench.device.copy_from_host, iter([Refused()])
+    monkeypatch.setattr(device_module, "CHUNK_BYTES", bench.pool.block_bytes)
+    monkeypatch.setattr(bench.device, "copy_from_host", lambda *args, **kwargs: next(steps, None) or begin(*args, **kwargs))
+    fingerprints = bench.cluster.blocks.chain(BLOCKS)
+    await bench.engine.store(fingerprints, bench.cluster.blocks.data(fingerprints))
+    into = bench.room(range(BLOCKS))
+    assert into.ready.wait(5)
+    bench.device.hold()
+    result = await bench.engine.load(fingerprints, into=into)
+    assert (hit(result), result.reason) == (0, "a copy was refused")
+    assert into.busy
+    assert bench.occupancy.locked == BLOCKS
+    bench.device.resume()
+    assert await asyncio.to_thread(into.wait_idle, 5)
 
 
 async def test_block_replaced_during_its_copy_is_stale(bench: Bench):

@@ -68,6 +68,7 @@ def knobs(library: str) -> Iterator[ctypes.CDLL]:
     yield loaded
     loaded.fake_hold(0)
     loaded.fake_refuse_copies(-1)
+    loaded.fake_refuse_records(0)
     gc.collect()
     assert loaded.fake_live() == before, "streams, events, memory or page locks are left"
 
@@ -127,6 +128,20 @@ def test_copy_refused_in_the_middle_ends_before_it_fails(device: CudaDevice, kno
         device.copy_from_host(pool, pool.checked(range(4)), address(blocks), stream=stream)
 
 
+def test_copy_is_begun_and_fails_when_nothing_can_be_marked_behind_it(device: CudaDevice, knobs: ctypes.CDLL):
+    """Not refused: whoever is told so gives the slots away, to which the copy still writes."""
+    pool, block = device.allocate(slots=1, segment_bytes=[BLOCK_BYTES]), np.ones((1, BLOCK_BYTES), np.uint8)
+    stream = device.stream()
+    knobs.fake_refuse_records(1)
+    event = device.copy_from_host(pool, pool.checked([0]), address(block), stream=stream)
+    with pytest.raises(DeviceError, match="cannot record an event: out of memory"):
+        event.wait(5)
+    with pytest.raises(DeviceError, match="cannot record an event"):
+        stream.record()
+    knobs.fake_refuse_records(0)
+    assert stream.record().wait(5)
+
+
 def test_memory_that_is_not_to_be_had_is_a_reason(device: CudaDevice):
     with pytest.raises(DeviceError, match="out of memory"):
         device.allocate(slots=1 << 20, segment_bytes=[1 << 30])
@@ -141,12 +156,22 @@ def test_memory_of_nobody_is_not_exported(device: CudaDevice):
         device.export_handle(pool)
 
 
-def test_handle_that_names_memory_outside_its_allocation_is_refused(device: CudaDevice):
+def test_handle_that_names_memory_outside_its_allocation_is_refused(device: CudaDevice, monkeypatch: pytest.MonkeyPatch):
     from dataclasses import replace
 
-    from peer_agent.memory.device import DevicePool
+    from peer_agent.memory.device import DevicePool, Segment
+    from peer_agent.memory.gpu import _SEGMENT
 
     pool = device.allocate(slots=4, segment_bytes=[BLOCK_BYTES])
-    wide = (replace(pool.segments[0], size_bytes=BLOCK_BYTES + 512, stride_bytes=BLOCK_BYTES + 512),)
+    export = device._export
+
+    def lying(segment: Segment) -> bytes:
+        handle, size, *rest = _SEGMENT.unpack(export(segment))
+        return _SEGMENT.pack(handle, 2 * size, *rest)
+
+    wide = replace(pool.segments[0], size_bytes=BLOCK_BYTES + 512, stride_bytes=BLOCK_BYTES + 512)
     with pytest.raises(DeviceError, match="outside its allocation"):
-        device.open_handle(device.export_handle(DevicePool(device, 4, wide, owner=pool)))
+        device.open_handle(device.export_handle(DevicePool(device, 4, (wide,), owner=pool)))
+    monkeypatch.setattr(device, "_export", lambda segment: lying(segment) if segment is wide else export(segment))
+    with pytest.raises(DeviceError, match="smaller than it says"):
+        device.open_handle(device.export_handle(DevicePool(device, 4, (pool.segments[0], wide), owner=pool)))

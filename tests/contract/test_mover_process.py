@@ -192,10 +192,19 @@ async def test_start_says_what_ucx_said_when_a_lane_does_not_exist(arena: Arena)
 
 def test_locked_memory_is_named_when_it_does_not_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libucp.resource, "getrlimit", lambda _: (8 << 20, 8 << 20))
+    monkeypatch.setattr(libucp, "has_ipc_lock", lambda: False)
     faults = libucp.rdma_faults("libucp.so.0", pinned_bytes=1 << 30)
     assert any(
         "1,073,741,824 bytes, and at most 8,388,608 may be locked; raise it (ulimit -l unlimited" in fault for fault in faults
     )
+    monkeypatch.setattr(libucp, "has_ipc_lock", lambda: True)
+    assert not any("may be locked" in fault for fault in libucp.rdma_faults("libucp.so.0", pinned_bytes=1 << 30))
+
+
+@pytest.mark.parametrize(("effective", "has"), [("0000000000004000", True), ("ffffffffffffbfff", False)])
+def test_capability_to_lock_memory_is_read_from_the_kernel(effective: str, has: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: f"Name:\tmover\nCapEff:\t{effective}\n")
+    assert libucp.has_ipc_lock() is has
 
 
 def test_only_lanes_known_to_check_keys_are_allowed() -> None:

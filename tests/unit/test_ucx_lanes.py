@@ -76,6 +76,20 @@ async def test_link_is_closed_unused_when_one_lane_is_emulated_or_unknown(lane: 
     assert not worker.open
 
 
+async def test_link_is_lost_when_its_endpoint_fails_behind_the_welcome() -> None:
+    """UCX is asked nothing about a failed endpoint, and the mover, which serves others, goes on."""
+
+    class Failed(Worker):
+        def failed(self, link: int) -> bool:
+            return True
+
+        def lanes(self, link: int) -> list[tuple[str, str]]:
+            raise RuntimeError("asked of a failed endpoint")
+
+    with pytest.raises(ConnectionError, match="has gone"):
+        await backend(Failed("rc_mlx5")).connect(PEER)
+
+
 async def test_peer_is_refused_when_it_serves_emulated_lanes_and_we_do_not() -> None:
     emulated = PeerMemory(bytes(16), 1 << 20, DESCRIPTOR[:3] + b"\x01" + DESCRIPTOR[4:])
     worker = Worker("rc_mlx5")

@@ -4,8 +4,8 @@
 //   stream = a thread with a queue; a copy runs some time after it was queued, in order within the stream
 //   device memory = a file in /dev/shm, mapped; its IPC handle is the file's name
 //
-// Knobs (exported): fake_refuse_copies(n) lets n more copies be queued and refuses those after; fake_hold(1/0) stops and starts
-// every stream; fake_live() counts streams + events + allocations + open handles + page-locked ranges.
+// Knobs (exported): fake_refuse_copies(n) lets n more copies be queued and refuses those after; fake_refuse_records(1/0) refuses to
+// record events; fake_hold(1/0) stops and starts every stream; fake_live() counts streams + events + allocations + open handles + page-locked ranges.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -31,6 +31,7 @@ constexpr int kInvalid = 1, kNoMemory = 2, kNotReady = 600, kAlready = 712, kNot
 std::mutex mutex;
 std::condition_variable changed;
 bool held = false;
+std::atomic<bool> refuses_records = false;
 long copies_left = -1;
 long live = 0;
 thread_local int depth = 0;
@@ -120,6 +121,7 @@ void fake_refuse_copies(long after) {
     const std::lock_guard<std::mutex> lock(mutex);
     copies_left = after;
 }
+void fake_refuse_records(int on) { refuses_records = on != 0; }
 long fake_live() {
     const std::lock_guard<std::mutex> lock(mutex);
     return live;
@@ -198,6 +200,7 @@ int cuEventCreate(void** event, unsigned flags) {
 }
 int cuEventRecord(void* event, void* stream) {
     if (depth == 0) return kNoContext;
+    if (refuses_records) return kNoMemory;
     auto done = static_cast<Event*>(event)->done = std::make_shared<std::atomic<bool>>(false);
     static_cast<Stream*>(stream)->push([done] { done->store(true); });
     return 0;
