@@ -164,7 +164,6 @@ class Engine:
             )
         except KvdirError as error:
             return missed(len(fingerprints), self._note(error, attachment))
-        attachment.release_later(loaded.lock)
         if len(loaded.corrupt):
             await self._report_corrupt(attachment, loaded.corrupt, began_s + wish_s)
         return loaded.result

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from kvdir.errors import KvdirError, RemoteProtocolError, TooLarge, Unavailable
+from kvdir.errors import RemoteProtocolError, TooLarge, Unavailable
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import PROTOCOL_VERSION
 from kvdir.namespace import Namespace
@@ -89,10 +89,9 @@ def lookup_result(answer: engine_pb2.EngineLookupResponse) -> LookupResult:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a load came to: the result, the lock to release, and blocks that failed verification here."""
+    """What a load came to: the result, and blocks that failed verification here."""
 
     result: LoadResult
-    lock: int
     corrupt: Fingerprints
 
 
@@ -222,7 +221,9 @@ class Attachment:
         began_s: float,
         until_s: float,
     ) -> Loaded:
-        """Copies what is here into the caller's memory, verified. began_s: time.monotonic() when the load began."""
+        """Copies what is here into the caller's memory, verified, and lets go of it, whether anybody still waits for the result
+        or not. began_s: time.monotonic() when the load began.
+        """
         copy_began_s = time.monotonic()
         records = np.frombuffer(answer.blocks, BLOCK_RECORD).copy()
         if len(records) != len(fingerprints):
@@ -234,9 +235,8 @@ class Attachment:
         try:
             with self.mapping.using() as region:
                 copied = memory.copy_out(region, wanted, until_s=until_s, keep=lock.keep)
-        except KvdirError:
+        finally:
             self.release_later(lock.number)
-            raise
         statuses = np.frombuffer(copied, np.uint8)
         failed = hits[statuses != ReadStatus.OK]
         for position, status in zip(failed, statuses[statuses != ReadStatus.OK], strict=True):
@@ -260,7 +260,7 @@ class Attachment:
             explanation=json.loads(answer.explanation) if answer.explanation else None,
         )
         corrupt = hits[statuses == ReadStatus.CORRUPT].tolist()
-        return Loaded(result, lock.number, fingerprints.select(corrupt))
+        return Loaded(result, fingerprints.select(corrupt))
 
     def _wanted(self, records: Array, fingerprints: Fingerprints, hits: Array, *, check: bool) -> Wanted:
         if np.any(records["length"] != self.block_bytes):
@@ -317,7 +317,7 @@ class Attachment:
 class _ArenaLock:
     """A load's lock on its blocks: goes back after the copy, or, where a copy outlasts the load, once that has ended.
 
-    number: to be given back by the caller; 0 once a late copy will.
+    number: to be given back when the load's own copies have ended; 0 once a late copy will.
     """
 
     attachment: Attachment

@@ -180,7 +180,6 @@ class Engine:
             loaded = attachment.read(answer, fingerprints, memory, check=self._check, began_s=began_s, until_s=began_s + wish_s)
         except KvdirError as error:
             return missed(len(fingerprints), self._note(error, attachment))
-        attachment.release_later(loaded.lock)
         if len(loaded.corrupt):
             self._report_corrupt(attachment, loaded.corrupt, began_s + wish_s)
         return loaded.result

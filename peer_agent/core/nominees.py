@@ -29,7 +29,7 @@ CLEARLY_EARLIER = 0.9
 LOCK_COST_S = 1e-3
 """and save at least this: what one more lock costs its owner and us."""
 
-SERVED_TIERS = (int(Tier.GPU), int(Tier.CPU))
+_GPU, _CPU = int(Tier.GPU), int(Tier.CPU)
 """A block on a gpu is staged by its owner when it is asked for."""
 
 CONNECT_ROUND_TRIPS = 4
@@ -103,7 +103,8 @@ def claims(runs: bytes, sets: Sequence[bytes], nodes: Sequence[NodeTrust]) -> li
     sets_of: dict[int, list[int]] = {}
     for number, holders in enumerate(sets):
         packed = np.frombuffer(holders, "<u4")
-        for index in np.unique(packed[np.isin(packed & 0xFF, SERVED_TIERS)] >> 8).tolist():
+        tiers = packed & 0xFF
+        for index in np.unique(packed[(tiers == _GPU) | (tiers == _CPU)] >> 8).tolist():
             sets_of.setdefault(index, []).append(number)
     shared: dict[tuple[int, ...], Positions] = {}
     for numbers in {tuple(numbers) for numbers in sets_of.values()}:

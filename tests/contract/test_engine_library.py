@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -19,6 +21,7 @@ from kvdir.fingerprint import Fingerprints
 from kvdir.rpc.lookup_codec import encode_fingerprints
 from kvdir.testing.wait import eventually
 from peer_agent.client import aio
+from peer_agent.client.buffers import Memory
 from peer_agent.core.effects import LoadStatus
 from peer_agent.memory.arena import ArenaError
 from peer_agent.server.app import Agent
@@ -130,6 +133,31 @@ async def test_cancelled_store_gives_its_slots_back(cluster: LocalCluster):
     await asyncio.wait({task})
     assert (await engine.store(big, cluster.blocks.data(big))).refused in (0, 10)
     await eventually(lambda: occupancy(cluster).reserved == 0, what="nothing stays reserved")
+
+
+async def test_cancelled_load_lets_go_of_its_blocks_when_the_copy_has_ended(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+):
+    engine, held, locks = await cluster.engine("a"), cluster.blocks.chain(4), lambda: cluster.agents["a"].store.locks
+    await engine.store(held, cluster.blocks.data(held))
+    copying, go, copy_out = threading.Event(), threading.Event(), Memory.copy_out
+
+    def slow(*arguments: Any, **options: Any) -> bytes:
+        copying.set()
+        go.wait(5)
+        return copy_out(*arguments, **options)
+
+    monkeypatch.setattr(Memory, "copy_out", slow)
+    monkeypatch.setattr(aio, "INLINE_BYTES", 0)
+    loading = asyncio.create_task(engine.load(held, into=cluster.blocks.room(held), deadline_s=5))
+    await eventually(copying.is_set, what="the copy has begun")
+    loading.cancel()
+    go.set()
+    await asyncio.wait({loading})
+    assert loading.cancelled()
+    assert locks() == 1
+    await engine.load(cluster.blocks.chain(1, root="unknown"), into=bytearray(cluster.namespace.block_bytes), local_only=True)
+    assert locks() == 0, "the lock went with the next request"
 
 
 # engines and agents that go away
