@@ -172,7 +172,7 @@ class Fetcher:
             return [position for position, flag in zip(positions, flags, strict=True) if flag]
         locked = self._store.lock(load.namespace_digest, wanted, session=load.session, lease_s=load.lease_s, lock=load.lock)
         if locked.lock:
-            load.lock, load.lock_expires_s = locked.lock, locked.expires_s
+            load.lock = locked.lock
         found = np.frombuffer(locked.records, BLOCK_RECORD)
         here = np.flatnonzero(found["state"] == 1)
         hits = np.array(positions, np.intp)[here]

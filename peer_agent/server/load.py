@@ -87,7 +87,6 @@ class Load:
     plan: ReadPlan
     records: bytearray
     lock: int = 0
-    lock_expires_s: float = 0.0
     peer_bytes: int = 0
     lookup_s: float = 0.0
     asked_s: float = 0.0
