@@ -119,7 +119,9 @@ void Movers::run_in_loop(std::unique_lock<std::mutex>& guard) {
     guard.lock();
     for (int i = 0; i < ready; ++i) {
         const auto at = tasks_.find(events[i].data.u64);
-        if (at != tasks_.end() && at->second.at == At::WAITING) advance(at, guard);
+        if (at == tasks_.end() || at->second.at != At::WAITING) continue;
+        ++at->second.loop_turns;
+        advance(at, guard);
     }
     if (!ready_.empty()) kick();  // jobs that turned out to be long
 }
@@ -198,6 +200,7 @@ void Movers::place(Tasks::iterator at, Need need) {
         leave_loop(task);
         return ready_.push_back(at->first);
     }
+    if (task.loop_turns == kLoopTurns) leave_loop(task);
     if (watch(task, need)) return;
     task.job->end(PEER_LOST);
     finish(at);
@@ -231,14 +234,14 @@ void Movers::stop(Tasks::iterator at) {
     finish(at);
 }
 
-// Ends what waits beyond its deadline; who is ready or running finds out by itself.
+// Ends what is beyond its deadline; who runs finds out by itself.
 void Movers::expire() {
     armed_ns_ = 0;
     const uint64_t now = now_ns();
     while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
         const auto at = tasks_.find(deadlines_.begin()->second);
         deadlines_.erase(deadlines_.begin());
-        if (at->second.at != At::WAITING) continue;
+        if (at->second.at == At::RUNNING) continue;
         at->second.job->end(LATE);
         finish(at);
     }

@@ -13,13 +13,14 @@
 //
 // A small job that waits for its socket is run by the event loop itself, in `collect`: waking a thread and being woken by it
 // costs two times 10 to 50 us, as much as a small read takes. `fd()` is an epoll descriptor of its own for that: readable when
-// such a socket is, or when jobs are done. What may be under way like this at once is bounded by loop_bytes.
+// such a socket is, or when jobs are done. What may be under way like this at once is bounded by loop_bytes, and a job that
+// has had kLoopTurns of it (a slow network, a peer that sends byte by byte) goes on in the threads.
 //
 // Invariants
 // - A submitted job comes back from `collect` exactly once, whatever happens; it is destroyed only by who collected it (or
 //   with the Movers), never in a mover thread, because jobs may hold Python objects.
 // - advance and end are never called at the same time. A job that is done is not called again.
-// - A waiting job ends at its deadline, a running one at the end of its turn after it.
+// - A job that does not run ends at its deadline, a running one at the end of its turn after it.
 // - READY is first in, first out: turns go round.
 #pragma once
 
@@ -38,6 +39,8 @@
 #include "stream.hpp"
 
 namespace kvdir {
+
+constexpr unsigned kLoopTurns = 32;
 
 class Job {
   public:
@@ -80,6 +83,7 @@ class Movers {
         At at = At::READY;
         bool aborted = false;
         bool in_loop = false;  // waits in loop_epoll_ and is run by collect
+        unsigned loop_turns = 0;
     };
     using Tasks = std::unordered_map<uint64_t, Task>;
 

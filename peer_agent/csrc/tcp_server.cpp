@@ -107,11 +107,12 @@ void TcpServer::run() {
         const int ready = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), timeout_ms);
         again.clear();
         again.swap(again_);
+        bool accepts = false;
         for (int i = 0; i < ready; ++i) {
             const int fd = events[static_cast<size_t>(i)].data.fd;
             if (fd == wake_.get()) return;
             if (fd == listener_.get())
-                accept_all();
+                accepts = true;
             else
                 handle(fd, events[static_cast<size_t>(i)].events);
         }
@@ -120,6 +121,8 @@ void TcpServer::run() {
             if (at != connections_.end()) at->second->again = false;
             handle(fd, 0);
         }
+        // Last: an event or a turn of a connection that has been dropped must not meet a new one with its descriptor.
+        if (accepts) accept_all();
         if (now_ns() - swept < static_cast<uint64_t>(patience_.sweep_ms) * 1000000ULL) continue;
         sweep();
         swept = now_ns();

@@ -4,8 +4,8 @@
 // - Only slots that a live grant names are served, at the generation and length that it names; anything else is a status.
 // - One epoll thread, non-blocking sockets. A slow reader holds its own socket buffer and nothing else; memory per
 //   connection is bounded (one request of kMaxRequestBlocks refs, received and parsed); a turn moves at most kTurnBytes.
-// - A connection that does not finish its handshake, does not say hello, stops half way through a request, or does not drain its answer is closed after a
-//   while. When max_connections are open, the one idle for longest gives way, if any is idle at all.
+// - A connection that does not finish its handshake, its hello or a request in time, byte by byte or not at all, or does not
+//   drain its answer is closed. When max_connections are open, the one idle for longest gives way, if any is idle at all.
 // - grant, revoke and stats may come from any thread; no lock is held while bytes move.
 #pragma once
 
@@ -56,10 +56,10 @@ struct ServerStats {
 // being received (its buffer twice while it grows), one that is being answered, and one group of the answer.
 constexpr size_t kConnectionBytes = 512 << 10;
 
-// How long a connection may keep still, nanoseconds. Looked at every `sweep_ms`.
+// How long a connection may take, nanoseconds. Looked at every `sweep_ms`.
 struct Patience {
     uint64_t hello = 5000000000ULL;     // connected, has not finished the handshake and said hello
-    uint64_t request = 10000000000ULL;  // half a request received
+    uint64_t request = 10000000000ULL;  // has begun a request and not finished it
     uint64_t drain = 30000000000ULL;    // does not take its answer
     uint64_t idle = 10000000000ULL;     // with nothing to do, before it may have to give way to a new one
     int sweep_ms = 1000;

@@ -12,6 +12,7 @@ namespace kvdir {
 namespace {
 
 constexpr size_t kTurnBytes = 4 << 20;  // sent and received before other connections get a turn
+constexpr size_t kCallBytes = 128 << 10;  // what a call of the stream counts beside what it moved: tiny requests are work, too
 constexpr size_t kInputBytes = sizeof(wire::Request) + wire::kMaxRequestBlocks * sizeof(wire::SlotRef);
 
 void append(std::vector<uint8_t>& buffer, const void* data, size_t bytes) {
@@ -38,7 +39,7 @@ bool TcpServer::move(Connection& connection) {
         if (got.io == Io::CLOSED) return false;
         if (got.io != Io::MOVED) return watch(connection, got.io), true;
         if (!parse(connection)) return false;
-        budget -= std::min(budget, got.bytes);
+        budget -= std::min(budget, kCallBytes + got.bytes);
         if (budget == 0) return end_turn(connection), true;
     }
 }
@@ -49,7 +50,7 @@ Moved TcpServer::receive_some(Connection& connection) {
     const iovec room{buffer.data(), std::min(buffer.size(), kInputBytes - connection.input.size())};
     const Moved got = connection.stream->readv(&room, 1);
     if (got.io != Io::MOVED) return got;
-    connection.progress_ns = now_ns();
+    if (connection.greeted && connection.input.empty()) connection.progress_ns = now_ns();  // a frame begins
     append(connection.input, buffer.data(), got.bytes);
     return got;
 }
@@ -170,7 +171,7 @@ bool TcpServer::send_some(Connection& connection, size_t* budget) {
             if (moved.io != Io::MOVED) return watch(connection, moved.io), true;
             connection.out.advance(moved.bytes);
             connection.progress_ns = now_ns();
-            *budget -= std::min(*budget, moved.bytes);
+            *budget -= std::min(*budget, kCallBytes + moved.bytes);
         }
         if (connection.last_words) return false;
         if (connection.answering) next_part(connection);

@@ -18,7 +18,7 @@ struct TcpServer::Connection {
     uint32_t watched = EPOLLIN | EPOLLRDHUP;
     bool again = false;        // listed in again_
     bool secured = false;      // the stream's handshake is done
-    uint64_t progress_ns = 0;  // when bytes last moved
+    uint64_t progress_ns = 0;  // accepted, secured, a frame began, or bytes were sent
     bool greeted = false;
     bool last_words = false;      // close once `out` is sent
     std::vector<uint8_t> input;   // at most kInputBytes

@@ -75,6 +75,7 @@ class TlsStream final : public Stream {
     size_t sent_ = 0;                // of it
     size_t accepted_ = 0;            // plaintext of outgoing_ that no `writev` has counted
     uint64_t key_records_ = 0;       // encrypted under the present key
+    size_t idle_bytes_ = 0;          // received since the handshake, less twice the data that came of it
     bool secured_ = false;           // the handshake is done
     bool ended_ = false;             // the peer closed, or the socket failed
     int error_ = 0;                  // errno of the socket's failure
@@ -125,9 +126,12 @@ int TlsStream::receive(Bio* bio, char* into, int bytes) {
     const openssl::Library& lib = openssl::library();
     auto* const self = static_cast<TlsStream*>(lib.BIO_get_data(bio));
     lib.BIO_clear_flags(bio, openssl::kRead | openssl::kWrite | openssl::kShouldRetry);
-    while (true) {
+    while (self->idle_bytes_ <= kIdleBytes) {
         const ssize_t got = recv(self->fd(), into, static_cast<size_t>(bytes), 0);
-        if (got > 0) return static_cast<int>(got);
+        if (got > 0) {
+            if (self->secured_) self->idle_bytes_ += static_cast<size_t>(got);
+            return static_cast<int>(got);
+        }
         if (got < 0 && errno == EINTR) continue;
         if (got < 0 && would_block(errno)) {
             lib.BIO_set_flags(bio, openssl::kRead | openssl::kShouldRetry);
@@ -137,6 +141,7 @@ int TlsStream::receive(Bio* bio, char* into, int bytes) {
         self->error_ = got < 0 ? errno : 0;
         return got < 0 ? -1 : 0;
     }
+    return -1;
 }
 
 int TlsStream::collect(Bio* bio, const char* from, int bytes) {
@@ -204,6 +209,7 @@ Moved TlsStream::readv(const iovec* parts, size_t count) {
             }
             done += got;
             total += got;
+            idle_bytes_ -= std::min(idle_bytes_, 2 * got);
         }
     }
     return {Io::MOVED, total};
@@ -277,6 +283,7 @@ Io TlsStream::pause(int result) {
 void TlsStream::explain() {
     const unsigned long error = lib_.ERR_peek_last_error();
     const int reason = openssl::error_library(error) == openssl::kLibSsl ? openssl::error_reason(error) : 0;
+    if (idle_bytes_ > kIdleBytes) return close(&Counts::broken, "the peer sends TLS records with hardly any data in them");
     if (ended_ && error_ != 0) return close(nullptr, "connection lost: " + error_text(error_));
     if (ended_ || error == 0) return close(nullptr, "closed by the peer");
     if (reason > openssl::kAlerts) return close(&Counts::refused_us, alert_text(reason - openssl::kAlerts));

@@ -16,6 +16,8 @@
 //   the torn check of wire.hpp builds on that. After a write that could not go on, the next begins with the same bytes.
 // - The sending key is changed every kRekeyRecords: AES-GCM may not encrypt more than 2^24.5 records under one key (RFC 8446,
 //   5.5), which a fast connection reaches within minutes, and OpenSSL does not count for us.
+// - Who sends more than kIdleBytes of ciphertext beyond twice the data in it (key updates, tickets, records of a byte) is closed:
+//   OpenSSL reads such records on and on in one call, and no deadline would end it.
 // - Memory of a stream: at most 2 * kChunkBytes of ciphertext each way. SIGPIPE is never raised.
 #pragma once
 
@@ -33,6 +35,7 @@ namespace kvdir::tls {
 constexpr size_t kRecordBytes = 16384;  // RFC 8446, 5.1
 constexpr size_t kChunkBytes = 64 << 10;
 constexpr uint64_t kRekeyRecords = 1 << 23;
+constexpr size_t kIdleBytes = 128 << 10;
 
 // PEM files. certificate: ours first, then intermediate ones. key: unencrypted. ca: who may sign certificates of peers.
 struct Files {

@@ -210,3 +210,32 @@ TEST(small_jobs_are_run_by_who_collects_and_large_ones_by_threads) {
     }
     CHECK(!movers.has_loop_jobs());
 }
+
+TEST(jobs_whose_bytes_come_one_by_one_leave_the_loop) {
+    Movers movers(1, 100);
+    Pair pair;
+    struct DripJob final : Job {
+        const int socket;
+        unsigned here = 0;  // turns in the thread that collects
+        const std::thread::id collector = std::this_thread::get_id();
+        explicit DripJob(int fd) : socket(fd) { bytes = 1; }
+        Need advance() noexcept override {
+            char byte;
+            CHECK(::read(socket, &byte, 1) == 1);
+            const bool collects = std::this_thread::get_id() == collector;
+            here += collects;
+            return collects ? Need::READ : Need::NOTHING;
+        }
+        void end(Status) noexcept override {}
+        void interrupt() noexcept override {}
+        int fd() const noexcept override { return socket; }
+    };
+    movers.submit(std::make_unique<DripJob>(pair.ours.get()), Need::READ);
+    std::vector<std::unique_ptr<Job>> ended;
+    for (unsigned turn = 0; ended.empty(); ++turn) {
+        CHECK(turn <= kLoopTurns && poke(pair.theirs));
+        CHECK(wait_for(movers.fd(), short{POLLIN}, soon()));
+        ended = movers.collect();
+    }
+    CHECK(static_cast<DripJob&>(*ended[0]).here == kLoopTurns);
+}

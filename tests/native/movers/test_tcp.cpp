@@ -279,6 +279,15 @@ TEST(connections_that_keep_still_are_closed) {
     expect_connections(server, 1);
     expect_connections(server, 0);
 
+    const Fd dripping = dial(server.port());
+    expect_connections(server, 1);
+    size_t sent = 0;
+    do {
+        CHECK(sent < sizeof(wire::Hello));
+        send_raw(dripping, {hello()[sent++]});
+    } while (!wait_for(dripping.get(), POLLIN, soon(20)));  // closed
+    expect_connections(server, 0);
+
     auto half = request(content.records);
     half.resize(half.size() / 2);
     const Fd hesitant = dial(server.port());

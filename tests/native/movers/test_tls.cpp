@@ -1,5 +1,6 @@
 // TLS streams over socket pairs: every byte arrives once and in order whatever the socket takes at a time; who is not one
 // of us is refused, with the reason at both ends; files that do not belong together are refused by name.
+#include <dlfcn.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -265,6 +266,28 @@ TEST(flipped_bits_end_the_stream_and_never_become_data) {
         CHECK(link.counts->broken == 1);
         CHECK(arrived == std::vector<uint8_t>(5000, 0));
     }
+}
+
+TEST(a_peer_that_changes_keys_for_ever_is_closed) {
+    const openssl::Library& lib = openssl::library();
+    const auto set_fd = reinterpret_cast<int (*)(openssl::Ssl*, int)>(dlsym(dlopen(openssl::kSslName, RTLD_NOW), "SSL_set_fd"));
+    const auto ours = context("node");
+    Pair pair;
+    const std::unique_ptr<openssl::Ssl, void (*)(openssl::Ssl*)> peer(lib.SSL_new(ours->get()), lib.SSL_free);
+    CHECK(set_fd(peer.get(), pair.left.get()) == 1);
+    lib.SSL_set_connect_state(peer.get());
+    const auto counts = std::make_shared<Counts>();
+    const auto stream = tls_stream(std::move(pair.right), Side::SERVER, ours, counts);
+    Io io = Io::WANT_READ;
+    for (int shaken = 0; shaken != 1 || io != Io::MOVED; io = stream->handshake()) shaken = lib.SSL_do_handshake(peer.get());
+    uint8_t byte;
+    const iovec part{&byte, 1};
+    for (int updates = 0; io != Io::CLOSED; ++updates) {
+        CHECK(updates < 10000);
+        CHECK(lib.SSL_key_update(peer.get(), openssl::kKeyUpdateNotRequested) == 1 && lib.SSL_do_handshake(peer.get()) == 1);
+        io = stream->readv(&part, 1).io;
+    }
+    CHECK(contains(stream->reason(), "hardly any data") && counts->broken == 1);
 }
 
 TEST(a_closed_peer_is_an_end_and_no_signal) {
