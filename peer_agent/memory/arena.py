@@ -74,6 +74,7 @@ class Arena:
         self._fd = fd
         self._mapping: _native.Mapping | None = mapping
         self._region: memoryview | None = memoryview(mapping)[: superblock.arena_bytes]
+        self._epoch_now = self._region[_EPOCH_AT : _EPOCH_AT + 8].cast("Q")  # little endian, as all machines that we run on
         self._pages = pages_at(mapping.address, len(self._region)) if owner else None
 
     @classmethod
@@ -121,7 +122,7 @@ class Arena:
     def open(cls, path: str | os.PathLike[str], *, writable: bool) -> Self:
         """Maps somebody else's arena after verifying its superblock. Raises ArenaError."""
         path = os.path.abspath(path)
-        flags = os.O_RDWR if writable else os.O_RDONLY
+        flags = os.O_NONBLOCK | (os.O_RDWR if writable else os.O_RDONLY)  # a FIFO that a peer named must not hold us
         try:
             fd = os.open(path, flags | os.O_CLOEXEC)
         except OSError as error:
@@ -167,7 +168,7 @@ class Arena:
 
     def epoch_now(self) -> int:
         """What the superblock says at this moment; differs from `epoch` (0) once the owner closed or was replaced."""
-        return int.from_bytes(self.region[_EPOCH_AT : _EPOCH_AT + 8], "little")
+        return int(self._epoch_now[0])
 
     def close(self) -> None:
         """Ends this use; idempotent. The owner also marks the arena closed and unlinks it.
@@ -179,6 +180,7 @@ class Arena:
         if self.owner:
             self._region[_EPOCH_AT : _EPOCH_AT + 8] = bytes(8)
             _unlink_own(self.path, self._fd)
+        self._epoch_now.release()
         region, mapping = self._region, self._mapping
         self._region = self._mapping = None
         with contextlib.suppress(BufferError):  # exported: the mapping goes with its last holder

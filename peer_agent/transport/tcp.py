@@ -14,9 +14,7 @@ Rules:
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
-import socket
 import struct
 import time
 import weakref
@@ -26,6 +24,7 @@ from peer_agent import _native
 from peer_agent.memory.arena import Arena
 from peer_agent.transport.base import Capabilities
 from peer_agent.transport.movers import Movers
+from peer_agent.transport.names import Names
 from peer_agent.transport.tcp_peer import TcpPeer
 
 PLAIN_VERSION = 1
@@ -67,6 +66,7 @@ class TcpTransport:
         self._tls = tls
         self._movers = (movers or Movers()).attach()
         self._server: _native.TcpServer | None = None
+        self._names = Names()
         self._peers: weakref.WeakSet[TcpPeer] = weakref.WeakSet()
 
     def capabilities(self) -> Capabilities:
@@ -117,7 +117,7 @@ class TcpTransport:
         wanted = _Descriptor.parse(descriptor)
         self._refuse_other_security(wanted)
         until_s = time.monotonic() + deadline_s
-        address = await _resolve(wanted.host, until_s=until_s)
+        address = await self._names.resolve(wanted.host, until_s=until_s)
         peer = TcpPeer(
             self._arena,
             address,
@@ -164,17 +164,3 @@ class _Descriptor:
         if port == 0 or not host.isprintable() or len(host) > 253:
             raise ValueError("tcp descriptor without a usable host and port")
         return cls(port, epoch, host, version == TLS_VERSION)
-
-
-async def _resolve(host: str, *, until_s: float) -> str:
-    """A numeric address of `host`. Raises ConnectionError."""
-    try:
-        return str(ipaddress.ip_address(host))
-    except ValueError:
-        pass
-    try:
-        async with asyncio.timeout(until_s - time.monotonic()):
-            found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except (OSError, TimeoutError) as error:
-        raise ConnectionError(f"cannot resolve {host!r}: {error or 'no answer in time'}; advertise an address") from error
-    return str(found[0][4][0])

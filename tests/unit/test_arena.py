@@ -169,3 +169,9 @@ def test_memory_of_a_dead_owner_is_free_before_the_new_arena_is_made_although_so
 
 def _address(buffer: bytearray) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+
+
+def test_open_returns_when_the_path_is_a_fifo(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "arena")  # who opens one to read waits for a writer
+    with pytest.raises(ArenaError, match="cannot use arena"):
+        Arena.open(tmp_path / "arena", writable=False)
