@@ -75,8 +75,12 @@ def read_slots(
     destinations: Packed,
     check: bool,
     deadline_ns: int,
-) -> bytes:
+    most_bytes: int,
+) -> tuple[bytes, int, int] | None:
     """The shm plane: `read_blocks` from a peer's mapped region into slots of ours (payload at offset + 128).
+
+    Returns statuses, payload bytes of the OK ones, and of all present ones. None, and nothing is done, if those are more than
+    most_bytes.
 
     Stops at CLOCK_MONOTONIC deadline_ns; blocks not complete are LATE. Destinations must be reserved (odd) slots; a record
     longer than its destination is CORRUPT. `source` may be any mapping: records come from a peer and are checked against it.
@@ -276,10 +280,11 @@ class Movers:
     def abort(self, ticket: int) -> None:
         """Ends a job that waits, now, and one that moves bytes soon (shm: with its current block; tcp: its connection is
         closed). It still has to be collected. Unknown tickets are ignored."""
-    def collect(self) -> list[tuple[int, bytes | str | TcpConnection]]:
+    def collect(self) -> list[tuple[int, tuple[bytes, int] | str | TcpConnection]]:
         """Moves what has arrived for small reads (GIL released); (ticket, result) of jobs that have ended, each exactly once.
 
-        Reads give n bytes of ReadStatus; connects a TcpConnection, or a str with the reason why there is none."""
+        Reads give n bytes of ReadStatus and the payload bytes of the OK ones; connects a TcpConnection, or a str with the
+        reason why there is none."""
     def fileno(self) -> int:
         """Readable when `collect` has something to do."""
     def close(self) -> None:

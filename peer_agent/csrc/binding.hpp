@@ -78,7 +78,12 @@ struct SlotRead {
     Blocks blocks{};
     std::vector<uint8_t*> to;
 
+    // Payload bytes of all present records. May come before `prepare`.
+    uint64_t asked_bytes();
     void prepare();
+
+  private:
+    void unpack_records();
 };
 
 // New bytes object with the elements' bytes; null with MemoryError set.

@@ -158,6 +158,13 @@ std::vector<uint8_t*> destinations_in(const Region& region, const uint64_t* offs
     return addresses;
 }
 
+uint64_t payload_bytes(const Record* records, size_t count, const uint8_t* statuses) {
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < count; ++i)
+        if (records[i].state == 1 && (statuses == nullptr || statuses[i] == OK)) bytes += records[i].length;
+    return bytes;
+}
+
 void copy_scattered(const Region& region, const uint64_t* offsets, size_t count, uint64_t length, uint8_t* destination) {
     for (size_t i = 0; i < count; ++i) region.require(offsets[i], length);
     for (size_t i = 0; i < count; ++i) std::memcpy(destination + i * length, region.payload(offsets[i]), length);

@@ -63,6 +63,9 @@ void read_blocks(const Source& source, const Record* records, const Blocks& bloc
 // Payload addresses of reserved slots of ours (checked); null where a record is absent or longer than the slot.
 std::vector<uint8_t*> destinations_in(const Region& region, const uint64_t* offsets, const Record* records, size_t count);
 
+// Payload bytes of the present records whose status is OK; of all present ones where statuses is null.
+uint64_t payload_bytes(const Record* records, size_t count, const uint8_t* statuses);
+
 // The plain scattered memcpy that `bench read` compares with.
 void copy_scattered(const Region& region, const uint64_t* offsets, size_t count, uint64_t length, uint8_t* destination);
 

@@ -22,8 +22,17 @@ Blocks blocks_of(const Buffer& namespace_digest, const Buffer& fingerprints, uns
     return {count, namespace_digest.data(), fingerprints.data(), width};
 }
 
+void SlotRead::unpack_records() {
+    if (wanted.empty()) wanted = unpack<Record>(records, "records");
+}
+
+uint64_t SlotRead::asked_bytes() {
+    unpack_records();
+    return payload_bytes(wanted.data(), wanted.size(), nullptr);
+}
+
 void SlotRead::prepare() {
-    wanted = unpack<Record>(records, "records");
+    unpack_records();
     blocks = blocks_of(digest, fingerprints, width, wanted.size());
     const auto at = unpack<uint64_t>(destinations, "destinations");
     require_count(at.size(), wanted.size(), "destinations");
@@ -181,13 +190,17 @@ PyObject* py_read_blocks(PyObject*, PyObject* args, PyObject* kwargs) {
 
 PyObject* py_read_slots(PyObject*, PyObject* args, PyObject* kwargs) {
     static const char* const names[] = {"source", "records", "namespace_digest", "fingerprints", "width",
-                                        "region", "destinations", "check", "deadline_ns", nullptr};
+                                        "region", "destinations", "check", "deadline_ns", "most_bytes", nullptr};
     Buffer source;
     SlotRead read;
-    if (!parse(args, kwargs, "y*y*y*y*Iw*y*pK:read_slots", names, &source.view, &read.records.view, &read.digest.view,
-               &read.fingerprints.view, &read.width, &read.region.view, &read.destinations.view, &read.check, &read.deadline_ns))
+    long long most_bytes = 0;
+    if (!parse(args, kwargs, "y*y*y*y*Iw*y*pKL:read_slots", names, &source.view, &read.records.view, &read.digest.view,
+               &read.fingerprints.view, &read.width, &read.region.view, &read.destinations.view, &read.check, &read.deadline_ns,
+               &most_bytes))
         return nullptr;
     return guarded(PyExc_RuntimeError, [&]() -> PyObject* {
+        const unsigned long long asked = read.asked_bytes();
+        if (most_bytes < 0 || asked > static_cast<unsigned long long>(most_bytes)) return Py_NewRef(Py_None);
         read.prepare();
         std::vector<uint8_t> statuses(read.wanted.size());
         {
@@ -195,7 +208,8 @@ PyObject* py_read_slots(PyObject*, PyObject* args, PyObject* kwargs) {
             read_blocks({source.data(), source.bytes()}, read.wanted.data(), read.blocks, read.to.data(), read.check != 0,
                         read.deadline_ns, nullptr, statuses.data());
         }
-        return bytes_from(statuses);
+        const unsigned long long moved = payload_bytes(read.wanted.data(), statuses.size(), statuses.data());
+        return Py_BuildValue("(NKK)", bytes_from(statuses), moved, asked);
     });
 }
 
@@ -206,10 +220,7 @@ PyObject* py_ok_bytes(PyObject*, PyObject* args, PyObject* kwargs) {
     return guarded(PyExc_RuntimeError, [&] {
         const auto all = unpack<Record>(records, "records");
         require_count(statuses.bytes(), all.size(), "statuses");
-        unsigned long long bytes = 0;
-        for (size_t i = 0; i < all.size(); ++i)
-            if (all[i].state == 1 && statuses.data()[i] == OK) bytes += all[i].length;
-        return PyLong_FromUnsignedLongLong(bytes);
+        return PyLong_FromUnsignedLongLong(payload_bytes(all.data(), all.size(), statuses.data()));
     });
 }
 

@@ -23,11 +23,14 @@ class SlotReadJob : public PythonJob {
   public:
     SlotRead read;
 
-    PyObject* result() override { return bytes_from(statuses_); }
+    PyObject* result() override {
+        const unsigned long long moved = payload_bytes(read.wanted.data(), statuses_.size(), statuses_.data());
+        return Py_BuildValue("(NK)", bytes_from(statuses_), moved);
+    }
     Need begin() override {
         read.prepare();
         deadline_ns = read.deadline_ns;
-        for (const Record& record : read.wanted) bytes += record.state == 1 ? record.length : 0;
+        bytes = read.asked_bytes();
         statuses_.assign(read.wanted.size(), PEER_LOST);
         return Need::TURN;
     }

@@ -15,6 +15,7 @@ import asyncio
 import enum
 import itertools
 import struct
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -150,7 +151,7 @@ class FakeConnection:
         self._closed.set()
 
     def _copy(self, owner: FakeTransport, source: memoryview, blocks: ReadList, deadline_ns: int) -> bytes:
-        return _native.read_slots(
+        found = _native.read_slots(
             source,
             owner.admit(blocks),
             blocks.namespace_digest,
@@ -160,7 +161,10 @@ class FakeConnection:
             blocks.destinations,
             True,
             deadline_ns,
+            sys.maxsize,
         )
+        assert found is not None
+        return found[0]
 
     def _copy_half(self, owner: FakeTransport, blocks: ReadList, deadline_ns: int) -> bytes:
         statuses = self._copy(owner, owner.arena.region, blocks, deadline_ns)

@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 from peer_agent import _native
 
-Result = bytes | str | _native.TcpConnection
+Result = tuple[bytes, int] | str | _native.TcpConnection
 
 LOOP_BYTES = 2 << 20
 """Payload of tcp reads that the event loop itself may have under way, bytes. Waking a thread and being woken by it costs a
@@ -48,14 +48,14 @@ class Movers:
         self._users += 1
         return self
 
-    async def read(self, begin: Callable[[_native.Movers], int], *, tickets: set[int]) -> bytes:
-        """`begin` starts a read and returns its ticket; returns its statuses.
+    async def read(self, begin: Callable[[_native.Movers], int], *, tickets: set[int]) -> tuple[bytes, int]:
+        """`begin` starts a read and returns its ticket; returns its statuses and the payload bytes of the OK ones.
 
         tickets: holds the ticket while the read runs, for `abort`. ConnectionError: closed. Errors of `begin` pass through.
         """
-        statuses = await self._run(begin, tickets)
-        assert isinstance(statuses, bytes)
-        return statuses
+        result = await self._run(begin, tickets)
+        assert isinstance(result, tuple)
+        return result
 
     async def connect_tcp(
         self, host: str, port: int, tls: _native.TlsCredentials | None, *, until_s: float, tickets: set[int]

@@ -16,13 +16,13 @@ assert RECORD.itemsize == BLOCK_RECORD_BYTES
 
 def settled_outcome(blocks: ReadList, statuses: bytes, *, settled: asyncio.Future[None] | None = None) -> ReadOutcome:
     """settled: of a transfer that may still write; None: nothing writes to the destinations any more."""
-    return ReadOutcome(statuses, settled or _settled(), _native.ok_bytes(blocks.records, statuses))
+    return ReadOutcome(statuses, settled or settled_now(), _native.ok_bytes(blocks.records, statuses))
 
 
 _done: asyncio.Future[None] | None = None
 
 
-def _settled() -> asyncio.Future[None]:
+def settled_now() -> asyncio.Future[None]:
     """A future that is done, the same for all outcomes of a loop: making one costs a read that is small 3 % of its time."""
     global _done
     loop = asyncio.get_running_loop()

@@ -22,17 +22,13 @@ import os
 import struct
 import time
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 from peer_agent import _native
 from peer_agent.memory.arena import Arena, ArenaError
 from peer_agent.transport.base import Capabilities, ReadList, ReadOutcome, ReadStatus
 from peer_agent.transport.movers import Movers
-from peer_agent.transport.outcomes import settled_outcome, uniform_outcome
-
-T = TypeVar("T")
+from peer_agent.transport.outcomes import settled_now, uniform_outcome
 
 DESCRIPTOR_VERSION = 1
 _DESCRIPTOR = struct.Struct("<B16sQQ16sQ")
@@ -113,15 +109,17 @@ class ShmConnection:
             return uniform_outcome(blocks, ReadStatus.PEER_LOST)
         if blocks.epoch != self._peer.epoch:
             return uniform_outcome(blocks, ReadStatus.STALE)
-        if self._inline.take(_native.ok_bytes(blocks.records, bytes(len(blocks)))):
-            return settled_outcome(blocks, self._call(_native.read_slots, blocks, until_s))
+        here = _native.read_slots(*self._arguments(blocks, until_s), self._inline.left)
+        if here is not None:
+            self._inline.spend(here[2])
+            return ReadOutcome(here[0], settled_now(), here[1])
         try:
-            statuses = await self._movers.read(
-                lambda movers: self._call(movers.read_slots, blocks, until_s), tickets=self._tickets
+            statuses, moved = await self._movers.read(
+                lambda movers: movers.read_slots(*self._arguments(blocks, until_s)), tickets=self._tickets
             )
         except ConnectionError:
             return uniform_outcome(blocks, ReadStatus.PEER_LOST)
-        return settled_outcome(blocks, statuses)
+        return ReadOutcome(statuses, settled_now(), moved)
 
     async def close(self) -> None:
         """Reads in progress end with their current block; the mapping goes when they have."""
@@ -131,8 +129,10 @@ class ShmConnection:
         self._movers.abort(self._tickets)
         self._peer.close()
 
-    def _call(self, function: Callable[..., T], blocks: ReadList, until_s: float) -> T:
-        return function(
+    def _arguments(
+        self, blocks: ReadList, until_s: float
+    ) -> tuple[memoryview, bytes, bytes, bytes, int, memoryview, bytes, bool, int]:
+        return (
             self._peer.region,
             blocks.records,
             blocks.namespace_digest,
@@ -150,18 +150,15 @@ class InlineBudget:
 
     def __init__(self, bytes_per_turn: int) -> None:
         self._full = bytes_per_turn
-        self._left = bytes_per_turn
+        self.left = bytes_per_turn
 
-    def take(self, size: int) -> bool:
-        if size > self._left:
-            return False
-        if self._left == self._full:
+    def spend(self, size: int) -> None:
+        if self.left == self._full:
             asyncio.get_running_loop().call_soon(self._refill)
-        self._left -= size
-        return True
+        self.left -= size
 
     def _refill(self) -> None:
-        self._left = self._full
+        self.left = self._full
 
 
 @dataclass(frozen=True, slots=True)

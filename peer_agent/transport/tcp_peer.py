@@ -19,7 +19,7 @@ from peer_agent import _native
 from peer_agent.memory.arena import Arena
 from peer_agent.transport.base import ReadList, ReadOutcome, ReadStatus
 from peer_agent.transport.movers import Movers
-from peer_agent.transport.outcomes import settled_outcome, uniform_outcome
+from peer_agent.transport.outcomes import settled_now, uniform_outcome
 
 _ALL_LOST = bytes([ReadStatus.PEER_LOST])
 
@@ -70,7 +70,8 @@ class TcpPeer:
         except TimeoutError:
             return uniform_outcome(blocks, ReadStatus.LATE)
         try:
-            return settled_outcome(blocks, await self._read(blocks, until_s))
+            statuses, moved = await self._read(blocks, until_s)
+            return ReadOutcome(statuses, settled_now(), moved)
         except TimeoutError:
             return uniform_outcome(blocks, ReadStatus.LATE)
         except ConnectionError:
@@ -88,16 +89,16 @@ class TcpPeer:
         while self._idle:
             self._idle.pop().close()
 
-    async def _read(self, blocks: ReadList, until_s: float) -> bytes:
+    async def _read(self, blocks: ReadList, until_s: float) -> tuple[bytes, int]:
         while self._idle and not self._closed:
             connection = self._idle.pop()
             self._unused = min(self._unused, len(self._idle))
-            statuses = await self._read_on(connection, blocks, until_s)
-            if statuses.strip(_ALL_LOST):
-                return statuses
+            result = await self._read_on(connection, blocks, until_s)
+            if result[0].strip(_ALL_LOST):
+                return result
         return await self._read_on(await self._fresh(until_s), blocks, until_s)
 
-    async def _read_on(self, connection: _native.TcpConnection, blocks: ReadList, until_s: float) -> bytes:
+    async def _read_on(self, connection: _native.TcpConnection, blocks: ReadList, until_s: float) -> tuple[bytes, int]:
         try:
             return await self._movers.read(
                 lambda movers: movers.read_tcp(

@@ -152,7 +152,9 @@ def read_shm(owner: Arena, reader: Arena, *, block_reads: int) -> dict[ReadStatu
         def read(records: bytes) -> bytes:
             deadline_ns = time.monotonic_ns() + 10**10
             arguments = (records, DIGEST, FINGERPRINT * count, 8, reader.region, offsets(reader), False, deadline_ns)
-            return _native.read_slots(mapped.region, *arguments)
+            found = _native.read_slots(mapped.region, *arguments, mapped.arena_bytes)
+            assert found is not None
+            return found[0]
 
         return read_until_done(read, owner, reader, block_reads=block_reads)
 

@@ -196,7 +196,12 @@ def test_rot_is_corrupt_when_the_checksum_is_compared(arena: Arena) -> None:
     destination = offsets(arena, 1)
 
     def read(check: bool) -> bytes:
-        return _native.read_slots(arena.region, records, DIGEST, b"f" * 8, 8, arena.region, destination, check, (1 << 63))
+        arguments = (arena.region, records, DIGEST, b"f" * 8, 8, arena.region, destination, check, 1 << 63)
+        assert _native.read_slots(*arguments, BLOCK - 1) is None, "too much for who asks"
+        found = _native.read_slots(*arguments, BLOCK)
+        assert found is not None
+        assert found[1:] == (BLOCK * (found[0] == b"\0"), BLOCK)
+        return found[0]
 
     assert read(check=True) == b"\x04"
     assert read(check=False) == b"\x00", "generations alone cannot see it: documented"
