@@ -181,15 +181,15 @@ class Fetcher:
         return chosen
 
     def _judge(self, reading: Reading, outcome: ReadOutcome, *, block_bytes: int, took_s: float) -> None:
-        """What a read says about the peer. One that delivered a part of it in time is slow, not dead; blocks that it did not
-        have took no time, and say nothing about its bandwidth.
+        """What a read says about the peer. One that delivered a part of it in time is slow, not dead; one that had less time
+        than was predicted had no chance; blocks that it did not have say nothing about its bandwidth.
         """
         peer, statuses = reading.source.peer, outcome.statuses
         if ReadStatus.PEER_LOST in statuses:
             self._peers.failed(peer)
             return
         late = ReadStatus.LATE in statuses
-        if late and ReadStatus.OK not in statuses:
+        if late and ReadStatus.OK not in statuses and took_s >= reading.fetch.predicted_s:
             self._peers.late(peer, waited_s=took_s)
         moved = len(statuses) - statuses.count(ReadStatus.ABSENT) - statuses.count(ReadStatus.STALE)
         self._observe(reading, moved * block_bytes, took_s=took_s, complete=not late)

@@ -105,8 +105,12 @@ class AgentCollector:
             ("hedged_reads", "Reads begun a second time at another peer, because the first was overdue.", counters.hedges),
             ("hedged_reads_won", "Of those, the ones that brought a block first.", counters.hedges_won),
             ("hedged_bytes", "Bytes that arrived although another peer had brought them.", counters.hedged_bytes),
-            ("saved_seconds", "Recompute time that blocks from peers saved engines.", counters.saved_s),
-            ("spent_seconds", "Time that loads took that went to peers.", counters.spent_s),
+            (
+                "saved_seconds",
+                "Recompute time that blocks from peers saved, where the prefill rate is known.",
+                counters.saved_s,
+            ),
+            ("spent_seconds", "Time of loads that went to peers, where the prefill rate is known.", counters.spent_s),
         ):
             yield CounterMetricFamily(f"peer_agent_{name}", help, value=value)
         gain = "Seconds saved less seconds spent; falls when hits cost more than they save."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import tempfile
@@ -25,6 +26,7 @@ from peer_agent.server.load_work import LoadWork
 from peer_agent.server.peer import Peer
 from peer_agent.server.peers import Peers
 from peer_agent.server.store import Store
+from peer_agent.server.turns import Turns
 from peer_agent.testing import LocalCluster, local_cluster
 from peer_agent.testing.timing import DEADLINE_SLACK_S, expect_within
 from peer_agent.transport.fake import FakeConnection, FakeNetwork, FakeTransport, Fault
@@ -281,6 +283,28 @@ async def test_figures_learn_from_bytes_that_moved_only(rig: Rig, monkeypatch: p
     assert (await rig.load(wanted))[0].count(LoadStatus.STALE) == 6
     assert len(seen) == 1, "nothing moved"
     await rig.quiet()
+
+
+@pytest.mark.parametrize(("flies_before_the_end_s", "lates"), [(0.5, 1), (0.03, 0)])
+async def test_late_read_counts_against_its_peer_only_if_it_had_the_time_that_was_expected(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, flies_before_the_end_s: float, lates: int
+):
+    @contextlib.asynccontextmanager
+    async def turn(turns: Turns, *, until_s: float, **_: object) -> AsyncIterator[bool]:
+        await asyncio.sleep(until_s - turns._clock() - flies_before_the_end_s)
+        yield True
+
+    wanted, peers = rig.cluster.blocks.chain(4), rig.reader.reader._peers
+    await rig.owner("a", wanted)
+    await rig.load(wanted.slice(0, 1))
+    peer = peers._peers["a"]
+    for _ in range(20):
+        peers.observed(peer, size_bytes=3 * rig.cluster.namespace.block_bytes, took_s=0.2, queued_bytes=0, complete=True)
+    rig.network.faults[rig.descriptors["a"]] = Fault.SLOW
+    monkeypatch.setattr(Turns, "turn", turn)
+    result, _ = await rig.load(wanted, deadline_s=1.0)
+    assert result.count(LoadStatus.LATE) == 3
+    assert peer.lates == lates
 
 
 async def test_lock_is_given_back_when_the_caller_goes_in_the_moment_of_the_answer(rig: Rig, monkeypatch: pytest.MonkeyPatch):
