@@ -12,12 +12,13 @@ Rules:
   is the better one.
 - There is no event for a transfer's end: it is asked for in each turn of the loop for SPIN_S, then after pauses that grow.
   NIXL's progress thread polls, too, as long as a transfer is under way; both sleep when none is.
-- A peer's agent is added once, however many links share it, and removed with the last one.
+- A peer's agent is added once, however many links share it, and stays known without any, for the next one: where the peer
+  lives on, removing it leaves a connection open on both sides for good. So only broken ones go, and the idle beyond MAX_IDLE.
 - A link exists only after the peer's identity, 16 bytes in a page of its mover, has been read and is the one we look for.
 - Lanes are restricted for UCX as a whole (lanes.py). NIXL does not say which ones an endpoint took.
 
-Settings: emulated (lanes of UCX that are no RDMA, such as "tcp": TESTING ONLY), gpu ("1": CUDA lanes too), and UCX_* for UCX
-itself, which cannot overrule the lanes.
+Settings: emulated (lanes of UCX that are no RDMA, such as "tcp": TESTING ONLY), gpu (as for ucx), and UCX_* for UCX itself,
+which cannot overrule the lanes.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ from peer_agent.mover.nixl_lists import Grid
 SETTLE_S = 0.5
 SPIN_S = 0.002
 PAUSES_S = (0.001, 0.01)
+
+MAX_IDLE = 64
 
 _HEAD = struct.Struct("<BBB")
 _ADDRESSES = struct.Struct("<QQ")
@@ -90,6 +93,7 @@ class NixlBackend(Backend):
         try:
             await self._recognise(remote, wanted.identity_address, peer.incarnation)
         except BaseException:
+            remote.broken |= remote.links == 1  # not worth keeping
             await link.close()
             raise
         return link
@@ -127,12 +131,20 @@ class NixlBackend(Backend):
             ended.set_result(None)
 
     async def leave(self, remote: Remote) -> None:
-        """One link less; the last one takes the peer's agent with it. Raises Unsettled."""
+        """One link less; the last one leaves the peer's agent idle, or takes it along if it is broken. Raises Unsettled."""
         remote.links -= 1
-        if remote.links == 0:
-            if self._remotes.get(remote.peer) is remote:
-                del self._remotes[remote.peer]
+        if remote.links:
+            return
+        if self._remotes.get(remote.peer) is remote:
+            del self._remotes[remote.peer]
+        if remote.broken:
             await remote.remove()
+            return
+        self._remotes[remote.peer] = remote  # behind all others
+        idle = [other for other in self._remotes.values() if not other.links]
+        if len(idle) > MAX_IDLE:
+            del self._remotes[idle[0].peer]
+            await idle[0].remove()
 
     # parts
 

@@ -101,7 +101,7 @@ class MoverProcess:
         """Ends the mover; every question under way ends as MoverLost. Idempotent."""
         if self._supervisor is not None and not self._supervisor.done():
             self._supervisor.cancel()
-            await asyncio.wait({self._supervisor})
+            await asyncio.wait({self._supervisor}, timeout=CLOSE_S)  # it may be waiting for one that does not die
         self._up.clear()
         if self._child is None:
             return

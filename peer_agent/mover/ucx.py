@@ -10,8 +10,8 @@ Rules:
   lanes.py.
 - The worker sleeps on its event descriptor; while there is work it is progressed in slices of SLICE_NS between other events.
 
-Settings: library (path of libucp), emulated (lanes for TESTING ONLY, such as "tcp"), gpu ("1": CUDA lanes too), and UCX_* for
-UCX itself, which like the environment cannot overrule the lanes.
+Settings: library (path of libucp), emulated (lanes for TESTING ONLY, such as "tcp"), gpu ("1": CUDA lanes too; nothing sets
+it, since no plane moves device memory yet), and UCX_* for UCX itself, which like the environment cannot overrule the lanes.
 """
 
 from __future__ import annotations

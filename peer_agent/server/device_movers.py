@@ -19,7 +19,7 @@ from peer_agent.mover.backend import BackendError
 from peer_agent.mover.child import MoverLost, MoverSpec
 from peer_agent.mover.device_calls import Body, ClosePool, OpenPool, Settle, Stage, Staged, encode
 from peer_agent.mover.messages import Call, Done, Failure, Late, Reply
-from peer_agent.mover.process import MoverProcess
+from peer_agent.mover.process import CLOSE_S, MoverProcess
 
 T = TypeVar("T")
 
@@ -92,7 +92,7 @@ class DeviceMover:
     async def close(self) -> None:
         if self._starting is not None:
             self._starting.cancel()
-            await asyncio.wait({self._starting})
+            await asyncio.wait({self._starting}, timeout=CLOSE_S)
         await self._process.close()
 
     async def _call(self, method: str, body: Body, *, until_s: float) -> bytes:

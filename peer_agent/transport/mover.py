@@ -107,7 +107,7 @@ class MoverTransport:
             await connection.close()
         if self._starting is not None:
             self._starting.cancel()
-            await asyncio.wait({self._starting})
+            await asyncio.wait({self._starting}, timeout=CLOSE_S)
         await self.process.close()
 
     async def _opened(self, *, until_s: float | None = None) -> Opened:

@@ -147,8 +147,9 @@ async def test_lists_beyond_one_message_are_read_whole(tmp_path: Path) -> None:
         assert set(rig.expect(outcome, blocks, stored)) == {0}
 
 
-async def test_nothing_piles_up_when_peers_connect_and_leave(tmp_path: Path) -> None:
-    async with mover_rig(tmp_path, "ucx", EMULATED) as rig:
+@pytest.mark.parametrize("backend", ["ucx", "nixl"])
+async def test_nothing_piles_up_when_peers_connect_and_leave(backend: str, tmp_path: Path) -> None:
+    async with mover_rig(tmp_path, backend, EMULATED) as rig:
         descriptor, stored = await rig.owner.export(), rig.store(range(2))
 
         async def cycle() -> None:

@@ -12,10 +12,15 @@ from pathlib import Path
 import psutil
 import pytest
 
+from kvdir.errors import ConfigError
+from kvdir.testing.wait import eventually
 from peer_agent.memory.arena import Arena
 from peer_agent.memory.device_fake import FakeDevice
 from peer_agent.memory.layout import SizeClass
+from peer_agent.mover import process
+from peer_agent.mover.child import MoverChild
 from peer_agent.mover.device_calls import OpenPool
+from peer_agent.server import device_movers
 from peer_agent.server.device_movers import DeviceMover
 
 CLASS = SizeClass(b"d" * 32, 4096, 4)
@@ -69,5 +74,28 @@ async def test_close_does_not_wait_for_a_mover_that_is_starting(arena: Arena):
     starting = asyncio.create_task(mover.start())
     await asyncio.sleep(0)
     await asyncio.wait_for(mover.close(), 5)
-    with pytest.raises(Exception, match="closing"):
+    with pytest.raises(ConfigError, match="closing"):
         await starting
+
+
+async def test_close_ends_when_a_mover_that_is_starting_does_not_die(arena: Arena, monkeypatch: pytest.MonkeyPatch):
+    """As one does that hangs in a driver of the kernel."""
+    undead = asyncio.Event()
+
+    async def end(child: MoverChild) -> None:
+        await undead.wait()
+
+    monkeypatch.setattr(device_movers, "CLOSE_S", 0.05)
+    monkeypatch.setattr(process, "CLOSE_S", 0.05)
+    mover = DeviceMover(arena, "fake:0")
+    starting = asyncio.create_task(mover.start())
+    await eventually(lambda: mover._process._child is not None)
+    child = mover._process._child
+    with monkeypatch.context() as patched:
+        patched.setattr(MoverChild, "end", end)
+        await asyncio.wait_for(mover.close(), 2)
+        undead.set()
+        with pytest.raises(ConfigError, match="closing"):
+            await starting
+    assert child is not None
+    await child.end()

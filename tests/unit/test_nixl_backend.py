@@ -80,7 +80,7 @@ async def test_close_waits_when_a_transfer_ends_by_itself() -> None:
     reading = asyncio.create_task(link.gets(ONE))
     await asyncio.sleep(0)
     await link.close()
-    assert agent.removed == ["peer-1"]
+    assert agent.released == [7]
     with pytest.raises(ConnectionError, match="closed"):
         await reading
 
@@ -104,7 +104,21 @@ async def test_other_links_of_a_peer_go_on_when_one_is_closed() -> None:
     first._remote.links += 1
     second = NixlLink(first._backend, first._remote)
     await first.close()
-    assert agent.removed == []
     await second.gets(ONE)
-    await second.close()
+
+
+async def test_agents_of_peers_stay_known_without_links_and_the_oldest_go_when_they_are_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("peer_agent.mover.nixl.MAX_IDLE", 2)
+    agent = Agent()
+    backend = link_over(agent)._backend
+    del backend._remotes[PEER]
+    for number in (1, 2, 3):
+        peer = PeerMemory(bytes([number]) * 16, 1 << 20, b"")
+        grid = Grid(agent, f"peer-{number}", 1 << 30, 1 << 20)  # type: ignore[arg-type]
+        remote = backend._remotes[peer] = Remote(agent, f"peer-{number}", peer, grid)  # type: ignore[arg-type]
+        remote.links = 1
+        await NixlLink(backend, remote).close()
     assert agent.removed == ["peer-1"]
+    assert [remote.name for remote in backend._remotes.values()] == ["peer-2", "peer-3"]
