@@ -75,8 +75,14 @@ void Mapping::prefault(bool huge, unsigned threads) {
     const size_t wanted = std::min<size_t>(std::max(threads, 1U), std::max<size_t>(bytes_ / kThreadBytes, 1));
     const size_t share = round_up(bytes_ / wanted + 1, std::max(kHugeBytes, page_bytes_));
     std::vector<std::thread> workers;
-    for (size_t from = share; from < bytes_; from += share)
-        workers.emplace_back([=] { prefault_part(from, std::min(from + share, bytes_), huge); });
+    for (size_t from = share; from < bytes_; from += share) {
+        const auto part = [=] { prefault_part(from, std::min(from + share, bytes_), huge); };
+        try {
+            workers.emplace_back(part);
+        } catch (const std::system_error&) {  // no more threads
+            part();
+        }
+    }
     prefault_part(0, std::min(share, bytes_), huge);
     for (std::thread& worker : workers) worker.join();
 }

@@ -234,9 +234,11 @@ def _mark_closed(path: str, fd: int) -> None:
     """Epoch 0 into a dead owner's superblock. Refuses to touch a file that is not an arena."""
     head = os.pread(fd, SUPERBLOCK_BYTES, 0)
     try:
-        unpack_superblock(head)
+        epoch = unpack_superblock(head).epoch
     except ValueError as error:
         raise ArenaError(f"{path} exists and is no arena ({error}); remove it or choose another arena path") from error
+    if epoch == 0:  # by an attempt that failed later: to write its slots again would take memory, which may be what is missing
+        return
     mapping = _native.Mapping(fd, os.fstat(fd).st_size, writable=True)  # hugetlbfs knows no write()
     with memoryview(mapping) as region:
         region[_EPOCH_AT : _EPOCH_AT + 8] = bytes(8)

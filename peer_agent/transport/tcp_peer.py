@@ -72,8 +72,6 @@ class TcpPeer:
         try:
             statuses, moved = await self._read(blocks, until_s)
             return ReadOutcome(statuses, settled_now(), moved)
-        except TimeoutError:
-            return uniform_outcome(blocks, ReadStatus.LATE)
         except ConnectionError:
             late = time.monotonic() >= until_s
             return uniform_outcome(blocks, ReadStatus.LATE if late else ReadStatus.PEER_LOST)

@@ -80,6 +80,20 @@ def _die_with_an_arena(path: Path) -> None:
     assert ended.returncode == -9
 
 
+def test_dead_owners_slots_are_written_once_when_its_successor_failed_and_tries_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their memory has been given back: to write them again would take as many pages, and SIGBUS where there are none."""
+    path = tmp_path / "arena"
+    _die_with_an_arena(path)
+    written: list[bytes] = []
+    monkeypatch.setattr(_native, "begin_write", lambda region, offsets: written.append(offsets))
+    for _ in range(2):
+        with pytest.raises(ArenaTooLarge):
+            Arena.create(path, [SizeClass(b"a" * 32, 1 << 30, 1 << 20)], epoch=5)
+        assert len(written) == 1
+
+
 def test_file_that_is_no_arena_is_left_alone_when_it_stands_in_the_way(tmp_path: Path) -> None:
     path = tmp_path / "precious"
     path.write_bytes(b"somebody's data" * 1000)
