@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -178,10 +179,9 @@ class Attachment:
             raise RemoteProtocolError(f"the agent answered {len(records)} records for {count} blocks")
         granted = np.flatnonzero(records["state"] == BlockState.RESERVED)
         offsets = records["offset"][granted].tobytes()
-        with self.mapping.using() as region:
-            checksums = memory.copy_in(
-                region, offsets, granted, block_bytes=self.block_bytes, until_s=until_s, keep=self.mapping.keep
-            )
+        keep = partial(self.mapping.keep, writing=True)
+        with self.mapping.using(writing=True) as region:
+            checksums = memory.copy_in(region, offsets, granted, block_bytes=self.block_bytes, until_s=until_s, keep=keep)
         return engine_pb2.CommitRequest(session=self.session, reservation=answer.reservation, checksums=checksums)
 
     def abort_request(self, answer: engine_pb2.ReserveResponse) -> engine_pb2.AbortRequest:
@@ -233,7 +233,7 @@ class Attachment:
         wanted = self._wanted(records[hits], fingerprints.select(hits.tolist()), hits, check=check)
         lock = _ArenaLock(self, answer.lock)
         try:
-            with self.mapping.using() as region:
+            with self.mapping.using(writing=False) as region:
                 copied = memory.copy_out(region, wanted, until_s=until_s, keep=lock.keep)
         finally:
             self.release_later(lock.number)
@@ -324,7 +324,7 @@ class _ArenaLock:
     number: int
 
     def keep(self) -> Callable[[], None]:
-        let_go = self.attachment.mapping.keep()
+        let_go = self.attachment.mapping.keep(writing=False)
         held, self.number = self.number, 0
 
         def release() -> None:

@@ -2,7 +2,8 @@
 
 Rules: the mapping goes once the session is closed and the last copy has ended, in whatever order. The presence lock
 (peer_agent/memory/presence.py) is held from before a Reserve until nothing of this process writes, copies of a device that
-missed their deadline included. With a device, the mapping is page-locked for as long as it is there.
+missed their deadline included; loads only read, and do not count. With a device, the mapping is page-locked for as long as it
+is there.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from kvdir.errors import Unavailable
 from kvdir.obs.logs import say
@@ -31,6 +33,7 @@ class Mapping:
         self._device = device
         self._lock = threading.Lock()
         self._copies = 0
+        self._writing = 0  # copies among them that write to the arena
         self._stores = 0
         self._present = False  # the presence lock is held
         self._closed = False
@@ -50,25 +53,25 @@ class Mapping:
             self._unmap()
 
     @contextlib.contextmanager
-    def using(self) -> Iterator[memoryview]:
+    def using(self, *, writing: bool) -> Iterator[memoryview]:
         """The mapped arena, which stays while the block runs. Raises Unavailable after `close`."""
         with self._lock:
             self._require_open()
-            self._copies += 1
+            self._count(writing, 1)
         try:
             yield self._arena.region
         finally:
-            self._let_go()
+            self._let_go(writing)
 
-    def keep(self) -> Callable[[], None]:
-        """Within `using`: the arena stays beyond it, and this process counts as writing, until what is returned is called,
-        once, from any thread. Also when the session has been closed meanwhile: the copy is under way.
+    def keep(self, *, writing: bool) -> Callable[[], None]:
+        """Within `using`: the arena stays beyond it until what is returned is called, once, from any thread. Also when the
+        session has been closed meanwhile: the copy is under way.
         """
         with self._lock:
             if not self._copies:
                 raise RuntimeError("keep outside of using: the arena may be gone")
-            self._copies += 1
-        return self._let_go
+            self._count(writing, 1)
+        return partial(self._let_go, writing)
 
     @contextlib.contextmanager
     def storing(self) -> Iterator[None]:
@@ -89,9 +92,13 @@ class Mapping:
 
     # internals
 
-    def _let_go(self) -> None:
+    def _count(self, writing: bool, change: int) -> None:
+        self._copies += change
+        self._writing += writing * change
+
+    def _let_go(self, writing: bool) -> None:
         with self._lock:
-            self._copies -= 1
+            self._count(writing, -1)
             self._leave_if_quiet()
             last = self._closed and not self._copies
         if last:
@@ -110,7 +117,7 @@ class Mapping:
 
     def _leave_if_quiet(self) -> None:
         """With the lock held. A copy may outlast its store: a thread goes on when its event loop is torn down."""
-        if self._present and not self._stores and not self._copies and not self._closed:  # closing gives it back as well
+        if self._present and not self._stores and not self._writing and not self._closed:  # closing gives it back as well
             presence.release(self._arena.fd, self._session)
             self._present = False
 

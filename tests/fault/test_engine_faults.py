@@ -81,7 +81,7 @@ async def test_presence_stays_as_long_as_a_copy_runs_when_its_store_was_torn_dow
             return presence.is_held(arena.fd, attachment.session)
 
         assert not writing()
-        copy = attachment.mapping.using()
+        copy = attachment.mapping.using(writing=True)
         with attachment.storing():
             assert writing()
             copy.__enter__()
@@ -90,6 +90,10 @@ async def test_presence_stays_as_long_as_a_copy_runs_when_its_store_was_torn_dow
             assert writing()
         copy.__exit__(None, None, None)
         assert not writing()
+        with attachment.mapping.using(writing=False):  # a load: an engine that always loads must not seem to write for ever
+            with attachment.storing():
+                assert writing()
+            assert not writing()
 
 
 # time
