@@ -3,8 +3,8 @@
     make bench-read                       installs NIXL and Mooncake in an environment of their own
     .venv/bin/python bench/read.py --help
 
-A plane is compared with its like: shm with NIXL on whatever it finds on one host, tcp with NIXL over TCP, both with Mooncake;
-ucx, where its RDMA is emulated, with NIXL over the same lanes and with the same segment size.
+A plane is compared with its like: shm with NIXL as installed on one host; tcp with NIXL over TCP, which polls and is faster so
+on few cores; both with Mooncake as installed; ucx on emulated lanes with NIXL over the same, with the same segment size.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Bar:
 
 BARS = (
     Bar("shm", "ratio_to_memcpy", 0.9, LARGE),
-    Bar("shm", "ratio_to_raw_nixl", 1.7, LARGE),
+    Bar("shm", "ratio_to_raw_nixl_default", 1.7, LARGE),
     Bar("shm", "ratio_to_mooncake", 1.7, LARGE),
     Bar("shm", "p99_over_p50", 2.0, LARGE, at_most=True),
     Bar("tcp", "ratio_to_raw_tcp", 0.95, (MIDDLE,)),

@@ -65,7 +65,7 @@ def test_bench_goes_on_and_says_why_when_a_peer_is_missing_or_crashes(tmp_path: 
     assert result["subjects"] == {}
     assert (
         result["left_out"]["absent"]
-        == "ModuleNotFoundError: No module named 'absent' (`make bench-read` installs absent apart)"
+        == "ModuleNotFoundError: No module named 'absent' (`make bench-read` installs what the bench compares with)"
     )
     assert result["left_out"]["silent"].startswith("ended with 3 while asked to serve: it said nothing (")
     assert result["left_out"]["crashing"] == "ended with -11 while asked to read: about to crash"

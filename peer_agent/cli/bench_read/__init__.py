@@ -132,7 +132,7 @@ class _Bench:
             try:
                 peer = await Peer.open(setup, self.options.peers_python, owner=owner, reader=reader)
             except (SubjectFailed, OSError) as error:
-                self.left_out[setup.name] = f"{error} (`make bench-read` installs {setup.library} apart)"
+                self.left_out[setup.name] = f"{error} (`make bench-read` installs what the bench compares with)"
                 continue
             stack.push_async_callback(peer.close)
             subjects.append(peer)

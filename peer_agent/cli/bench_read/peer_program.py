@@ -1,4 +1,4 @@
-"""One side of a library that the bench compares with: `peer_program.py nixl|mooncake owner|reader`.
+"""One side of a library that the bench compares with: `peer_program.py nixl|nixl-threads|mooncake owner|reader`.
 
 A program of its own, run by a Python that need not have kvdir, so it imports nothing of ours. It answers each JSON line on
 stdin with one on the stdout it was started with; whatever a library prints goes to stderr. It ends when stdin does, with
@@ -10,7 +10,8 @@ os._exit: NIXL crashes in a destructor at exit beside a system libibverbs.
     {"do": "read", "slots": [...]}                   reads blocks to `into`, block after block -> seconds
 
 What is timed is what an application would do for a new sparse read: build the transfer from prepared descriptors, post it, wait
-for its end by polling without a pause. Releasing the handle is not in it. NIXL's progress threads are off; its owner polls.
+for its end by polling without a pause. Releasing the handle is not in it. `nixl-threads` is NIXL as installed; `nixl` has its
+progress threads off, and its owner polls.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -42,10 +45,10 @@ class Mapped:
 
 
 class Nixl:
-    def __init__(self, side: str) -> None:
+    def __init__(self, side: str, *, threads: bool) -> None:
         api = importlib.import_module("nixl_cu12._api")
-        self._agent = api.nixl_agent(side, api.nixl_agent_config(enable_prog_thread=False))
-        self.polls = side == "owner"
+        self._agent = api.nixl_agent(side, api.nixl_agent_config(enable_prog_thread=threads))
+        self.polls = side == "owner" and not threads
 
     def poll(self) -> None:
         self._agent.get_new_notifs()
@@ -136,13 +139,16 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries print
     library, side = sys.argv[1:]
+    make: Callable[[str], Nixl | Mooncake] = (
+        Mooncake if library == "mooncake" else partial(Nixl, threads=library == "nixl-threads")
+    )
     peer: Nixl | Mooncake | None = None
     try:
         while line := _next_line(peer):
             message = json.loads(line)
             try:
                 if peer is None:
-                    peer = Nixl(side) if library == "nixl" else Mooncake(side)
+                    peer = make(side)
                 answer = {"ok": getattr(peer, message.pop("do"))(**message)}
             except Exception as error:
                 answer = {"error": f"{type(error).__name__}: {error}"}

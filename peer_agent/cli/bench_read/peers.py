@@ -39,9 +39,10 @@ class PeerSetup:
 
 
 _NIXL = {"UCX_NET_DEVICES": "lo", "NIXL_LOG_LEVEL": "ERROR", "UCX_LOG_LEVEL": "error"}
-_POLLING = "its progress threads off, both sides polling: faster on few cores than as installed"
+_POLLING = "its progress threads off, both sides polling"
 
 SETUPS = (
+    PeerSetup("raw_nixl_default", "nixl-threads", "NIXL as installed, all lanes it finds on one host", _NIXL),
     PeerSetup("raw_nixl", "nixl", f"NIXL, all lanes it finds on one host; {_POLLING}", _NIXL),
     PeerSetup("raw_nixl_tcp", "nixl", f"NIXL over TCP; {_POLLING}", {**_NIXL, "UCX_TLS": "tcp"}),
     PeerSetup(

@@ -20,7 +20,7 @@ from peer_agent.memory.arena import Arena
 from peer_agent.memory.layout import HEADER_BYTES
 
 Row = dict[str, Any]
-YARDSTICKS = ("memcpy", "raw_tcp", "raw_nixl", "raw_nixl_tcp", "raw_nixl_tcp_tuned", "mooncake")
+YARDSTICKS = ("memcpy", "raw_tcp", "raw_nixl_default", "raw_nixl", "raw_nixl_tcp", "raw_nixl_tcp_tuned", "mooncake")
 """Subjects that others are put in proportion to."""
 
 

@@ -11,14 +11,15 @@ from peer_agent.cli.bench_read.cells import Cell
 NAMES = {
     "tcp_tls": "tcp, TLS",
     "raw_tcp": "raw TCP",
-    "raw_nixl": "NIXL",
+    "raw_nixl_default": "NIXL",
+    "raw_nixl": "NIXL polled",
     "raw_nixl_tcp": "NIXL TCP",
     "raw_nixl_tcp_tuned": "NIXL TCP tuned",
     "mooncake": "Mooncake",
     "mooncake_tuned": "Mooncake tuned",
 }
 """Of subjects, where people call them otherwise than rows do."""
-BESIDE = ("memcpy", "raw_tcp", "raw_nixl", "raw_nixl_tcp", "mooncake")
+BESIDE = ("memcpy", "raw_tcp", "raw_nixl_default", "raw_nixl", "raw_nixl_tcp", "mooncake")
 """Whose speed stands beside each subject's, of those that took part."""
 
 
