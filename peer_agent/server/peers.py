@@ -184,9 +184,8 @@ class Peers:
         await self._closing.close(timeout_s=CLOSE_S)
 
     async def _replace(self, node: NodeTrust) -> Peer | PeerFailure:
-        old = self._peers.pop(node.node, None)
-        if old is not None:
-            await old.close()
+        if (old := self._peers.get(node.node)) is not None:
+            self._drop(old)
         failed_before = node.node in self._breakers
         if failed_before:
             self._trip(node.node)  # until this try has succeeded, others skip the node; a first contact they wait for
