@@ -81,6 +81,9 @@ class ShmTransport:
         except TimeoutError:
             opening.add_done_callback(_close_late)
             raise ConnectionError(f"could not map {wanted.path} in time; is this node overloaded?") from None
+        except asyncio.CancelledError:
+            opening.add_done_callback(_close_late)
+            raise
         connection = ShmConnection(self._arena, peer, self._movers, inline=self._inline, check=self._check)
         self._connections.add(connection)
         return connection

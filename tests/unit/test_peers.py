@@ -220,6 +220,23 @@ async def test_next_plane_is_taken_when_nobody_answers_on_a_better_one():
     await rig.peers.close()
 
 
+async def test_new_connection_does_not_wait_until_the_old_one_is_closed(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    async with serving(Owner()) as address:
+        old = await rig.peers.reach(node(address), timeout_s=2)
+        closing, go = asyncio.Event(), asyncio.Event()
+
+        async def slow() -> None:
+            closing.set()
+            await go.wait()
+
+        monkeypatch.setattr(old, "close", slow)
+        old.broken = True
+        new = await rig.peers.reach(node(address), timeout_s=2)
+        assert new is not old
+        await asyncio.wait_for(closing.wait(), 2)
+        go.set()
+
+
 async def test_connection_stays_while_reads_come_in_over_it(rig: Rig):
     async with serving(Owner()) as address:
         peer = await rig.peers.reach(node(address), timeout_s=2)
