@@ -141,6 +141,7 @@ def works_from_many_threads(device: Device) -> None:
         thread.join(TIMEOUT_S)
     if failures:
         raise failures[0]
+    assert not any(thread.is_alive() for thread in threads), f"a thread did not end within {TIMEOUT_S} s"
     device.close_pool(pool)
 
 

@@ -95,7 +95,7 @@ class Link(Protocol):
 
     @property
     def lanes(self) -> tuple[str, ...]:
-        """Paths that the library really uses, such as "rc_mlx5/mlx5_0:1"; for people and metrics."""
+        """Paths that the library really uses, such as "rc_mlx5/mlx5_0:1"; for people and metrics. No commas in them."""
 
     @property
     def broken(self) -> bool:

@@ -108,7 +108,7 @@ class NixlBackend(Backend):
 
     @property
     def lanes(self) -> tuple[str, ...]:
-        return (f"one of {self._tls}",)
+        return ("one of " + self._tls.replace(",", "|"),)
 
     async def read(self, remote: Remote, gets: Gets, link: NixlLink) -> None:
         """Returns when every byte has arrived. ConnectionError: no more will be written. Unsettled: that is not known."""

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
-from kvdir.errors import ConfigError, InvalidInput, Unavailable
+from kvdir.errors import ConfigError, InvalidInput, TooLarge, Unavailable
 from peer_agent.memory.arena import Arena
 from peer_agent.mover.backend import BackendError
 from peer_agent.mover.child import MoverLost, MoverSpec
@@ -22,6 +22,9 @@ from peer_agent.mover.messages import Call, Done, Failure, Late, Reply
 from peer_agent.mover.process import CLOSE_S, MoverProcess
 
 T = TypeVar("T")
+
+MAX_DEVICES = 32
+"""Each has a process, and a context on its device, for as long as the agent lives."""
 
 CALL_S = 5.0
 """For opening and closing pools; generous, because a driver maps memory meanwhile."""
@@ -111,10 +114,12 @@ class DeviceMovers:
         self._stages = itertools.count(1)
 
     async def of(self, identity: str) -> DeviceMover:
-        """Started, if need be. InvalidInput: not allowed here; Unavailable: the device cannot be used, and why."""
+        """Started, if need be. InvalidInput: not allowed here, TooLarge: too many; Unavailable: it cannot be used, and why."""
         kind = identity.partition(":")[0]
         if kind not in self._kinds or len(identity) > 80:
             raise InvalidInput(f"devices of kind {kind!r} are not served here; the setting `devices` allows {self._kinds}")
+        if identity not in self._movers and len(self._movers) >= MAX_DEVICES:
+            raise TooLarge(f"pools of {MAX_DEVICES} devices are registered here, or one goes by many names: use its identity")
         mover = self._movers.setdefault(identity, DeviceMover(self._arena, identity))
         try:
             await mover.start()

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kvdir.errors import ConfigError
+from kvdir.errors import ConfigError, TooLarge
 from kvdir.testing.wait import eventually
 from peer_agent.memory.arena import Arena
 from peer_agent.memory.device_fake import FakeDevice
@@ -21,7 +21,7 @@ from peer_agent.mover import process
 from peer_agent.mover.child import MoverChild
 from peer_agent.mover.device_calls import OpenPool
 from peer_agent.server import device_movers
-from peer_agent.server.device_movers import DeviceMover
+from peer_agent.server.device_movers import DeviceMover, DeviceMovers
 
 CLASS = SizeClass(b"d" * 32, 4096, 4)
 
@@ -99,3 +99,16 @@ async def test_close_ends_when_a_mover_that_is_starting_does_not_die(arena: Aren
             await starting
     assert child is not None
     await child.end()
+
+
+async def test_no_mover_is_started_for_one_more_name_when_there_are_many(arena: Arena, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(device_movers, "MAX_DEVICES", 1)
+    movers = DeviceMovers(arena, kinds=("fake",))
+    try:
+        first = await movers.of("fake:0")
+        with pytest.raises(TooLarge, match="1 devices"):
+            await movers.of("fake:00")
+        assert await movers.of("fake:0") is first
+        assert list(movers.pids()) == ["fake:0"]
+    finally:
+        await movers.close()

@@ -122,3 +122,8 @@ async def test_agents_of_peers_stay_known_without_links_and_the_oldest_go_when_t
         await NixlLink(backend, remote).close()
     assert agent.removed == ["peer-1"]
     assert [remote.name for remote in backend._remotes.values()] == ["peer-2", "peer-3"]
+
+
+def test_lanes_are_one_word_when_several_are_allowed() -> None:
+    """They travel comma separated."""
+    assert NixlBackend({}).lanes == ("one of rc|dc|srd",)

@@ -1,5 +1,7 @@
 #include "worker.hpp"
 
+#include <sys/random.h>
+
 #include <algorithm>
 #include <cstring>
 #include <ctime>
@@ -13,7 +15,7 @@ constexpr uint32_t kHelloMagic = 0x4D564B48;  // "HKVM"
 
 struct Hello {
     uint32_t magic, zero;
-    uint64_t link;  // token of the reader's
+    uint64_t link;  // the reader's number of it
     Incarnation incarnation;
 };
 struct Welcome {
@@ -27,6 +29,13 @@ uint64_t now_ns() {
     timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return static_cast<uint64_t>(t.tv_sec) * 1000000000ULL + static_cast<uint64_t>(t.tv_nsec);
+}
+
+// Of a link: no other peer can guess it, and so welcome us in its place.
+uint64_t random_number() {
+    uint64_t number = 0;
+    if (getrandom(&number, sizeof number, 0) != static_cast<ssize_t>(sizeof number)) throw std::runtime_error("no random numbers");
+    return number;
 }
 
 template <typename Message>
@@ -157,7 +166,8 @@ bool Worker::progress(uint64_t budget_ns) {
 uint64_t Worker::connect(const std::string& address, const std::string& key, const Incarnation& incarnation, uint64_t ticket) {
     auto link = std::make_unique<Link>();
     link->worker = this;
-    link->number = ++last_link_;
+    do link->number = random_number();
+    while (link->number == 0 || links_.count(link->number) != 0);
     link->connect_ticket = ticket;
     EndpointParams params;
     params.field_mask = kEndpointAddress | kEndpointErrorMode | kEndpointErrorHandler;

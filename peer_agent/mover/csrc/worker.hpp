@@ -6,6 +6,8 @@
 //     | <---- Welcome: token, yes or no, where its memory is (2) -    |
 //     | ucp_get_nbx x n ----------------------------------------->  memory
 //
+// The token is the link's number, random: whoever else can reach our worker cannot answer for the owner.
+//
 // Why the hello: a worker address and a remote key name a process's memory by numbers that a later process may use otherwise. Gets
 // that UCX emulates are answered by code that checks nothing, so a get from a dead process's address ends its successor
 // (SIGSEGV, measured). The incarnation is asked for before the first get, over the very endpoint that the gets will use, and where
@@ -118,7 +120,6 @@ class Worker {
     uint64_t served_base_ = 0, served_bytes_ = 0;
     std::unordered_map<uint64_t, std::unique_ptr<Link>> links_;
     std::vector<Event> events_;
-    uint64_t last_link_ = 0;
 };
 
 }  // namespace kvdir::ucx

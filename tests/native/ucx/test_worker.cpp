@@ -169,6 +169,13 @@ TEST(another_incarnation_is_refused) {
     CHECK(Fake::posts == 0);
 }
 
+TEST(links_have_numbers_that_other_peers_cannot_guess) {
+    Pair pair;
+    const uint64_t first = pair.connect(), second = pair.connect();
+    CHECK(first + 1 != second);
+    CHECK(first > 1000 && second > 1000);
+}
+
 TEST(gets_beyond_the_peers_memory_or_outside_ours_are_never_posted) {
     Pair pair;
     const uint64_t link = pair.connect(), here = reinterpret_cast<uint64_t>(pair.into.data());
