@@ -96,7 +96,8 @@ def test_expandable_segments_are_refused_at_registration():
 
 
 def test_tensors_that_will_not_do_are_refused(torch: Any, device: CudaDevice):
-    for wrong in ([], [torch.zeros((4, 8))], [torch.zeros((4, 8, 2), device="cuda:0").transpose(1, 2)]):
+    overlapping = torch.zeros((1, 8), device="cuda:0").expand(4, 8)
+    for wrong in ([], [torch.zeros((4, 8))], [torch.zeros((4, 8, 2), device="cuda:0").transpose(1, 2)], [overlapping]):
         with pytest.raises(DeviceError):
             device.adopt(wrong)
 
