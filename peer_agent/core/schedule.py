@@ -10,16 +10,17 @@ Rules:
   there, one larger than `total_bytes` alone of all. So nothing waits for ever.
 - Priorities are strict, LOAD before PREFETCH before REPLICATION, but for chunks that have waited for `aging_s`: one of them per
   peer and time goes before everything that waits there, so a lower priority moves on however busy the higher ones are.
-- Background (PREFETCH, REPLICATION) has at most `background_bytes` in flight at a peer, and begins nothing there while a LOAD
-  is in flight or waiting: a small load beside a large prefetch waits for `background_bytes` at most.
+- Background (PREFETCH, REPLICATION) has at most `background_bytes` in flight at a peer, and begins nothing anywhere while a load
+  is being brought, from its first question (`load_began`) to its answer: it would take turns of the event loop from every step
+  of it. So a small load beside a large prefetch waits for `background_bytes` at most.
 - Requests of one priority at a peer share by bytes: start-time fair queueing (Goyal, Vin, Cheng, IEEE/ACM Trans. on Networking
   5, 1997). The order of one request's chunks is kept.
 - Peers do not wait for each other: each has its own queues, and the sum is shared by dynamic thresholds (Choudhury and Hahne,
   IEEE/ACM Trans. on Networking 6, 1998): a peer may have as much in flight as stays free, so slow ones leave room for others.
   A chunk that has waited for `aging_s` because nothing that large was free, is the next to fly.
 
-Pure: tickets are the caller's, time comes in as `now_s`. What waits, waits for something in flight, so `give_back` is the only
-wake-up needed. Does not wait or wake itself (peer_agent/server/peers.py).
+Pure: tickets are the caller's, time comes in as `now_s`. What waits, waits for something in flight or for a load's end, so
+`give_back` and `load_ended` are the only wake-ups needed. Does not wait or wake itself (peer_agent/server/peers.py).
 """
 
 from __future__ import annotations
@@ -124,6 +125,7 @@ class Schedule:
         self._held_up: dict[str, tuple[int, float]] = {}  # whose next chunk waits for the sum: bytes to be free; when it is old
         self._bytes = 0
         self._asked = 0
+        self._loads = 0  # being brought
 
     @property
     def in_flight_bytes(self) -> int:
@@ -146,6 +148,15 @@ class Schedule:
             counts[chunk.priority] += 1
         return counts
 
+    def load_began(self) -> None:
+        """A load of an engine needs something of peers; `load_ended` is due."""
+        self._loads += 1
+
+    def load_ended(self, *, now_s: float) -> tuple[int, ...]:
+        """Returns the tickets that may fly now: background that was held back, or is too old to be held back by the next load."""
+        self._loads -= 1
+        return self._admit({chunk.peer for chunk in self._waiting.values()}, now_s)
+
     def ask(
         self, ticket: int, *, peer: str, request: int, priority: Priority, size_bytes: int, now_s: float
     ) -> tuple[int, ...]:
@@ -158,7 +169,7 @@ class Schedule:
         self._asked += 1
         lane.classes[priority].push(chunk, self._asked)
         lane.add(request, size_bytes)
-        return self._admit(peer, now_s)
+        return self._admit({peer}, now_s)
 
     def give_back(self, ticket: int, *, now_s: float) -> tuple[int, ...]:
         """The chunk has landed, or its caller no longer waits; returns the tickets that may fly now."""
@@ -175,14 +186,14 @@ class Schedule:
             self._bytes -= chunk.size_bytes
         if not lane.asked_bytes:
             del self._lanes[chunk.peer]  # tags mean nothing to whoever comes next
-        return self._admit(chunk.peer, now_s)
+        return self._admit({chunk.peer}, now_s)
 
-    def _admit(self, peer: str, now_s: float) -> tuple[int, ...]:
-        """What may fly after something happened at this peer: its own chunks, and those that waited for the sum."""
+    def _admit(self, peers: set[str], now_s: float) -> tuple[int, ...]:
+        """What may fly after something happened at these peers: their own chunks, and those that waited for the sum."""
         free = self._total_bytes - self._bytes
         due = {name for name, (need, old_s) in self._held_up.items() if need <= free or old_s <= now_s}
         ready: list[_Turn] = []
-        for name in due | {peer}:
+        for name in due | peers:
             self._held_up.pop(name, None)
             self._push_head(ready, name, now_s)
         admitted: list[int] = []
@@ -230,6 +241,8 @@ class Schedule:
 
     def _quiet(self, lane: _Lane, size_bytes: int) -> bool:
         """Whether background may begin here: no load under way, and its own bound kept."""
+        if self._loads:
+            return False
         loads = lane.classes[Priority.LOAD].flying_bytes
         background = lane.flying_bytes - loads
         return not loads and (not background or background + size_bytes <= self._background_bytes)

@@ -75,6 +75,7 @@ class Reader:
         self._peers = peers
         self._directory = directory
         self._node = node
+        self._turns = turns
         self._clock = clock
         self._tasks = tasks
         self._limits = limits
@@ -119,7 +120,8 @@ class Reader:
         )
         load.plan.hold(self._fetcher.lock_here(load, range(len(fingerprints))), LoadStatus.HIT_LOCAL)
         if load.plan.remaining and not local_only and self._directory is not None:
-            await self._bring(load)
+            with self._turns.bringing(priority):
+                await self._bring(load)
         spent_s = self._clock() - terms.began_s
         load.net_gain_s = load.plan.net_gain_s(spent_s)
         self._count(load, spent_s=spent_s)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 
 from peer_agent.core.schedule import Priority, Schedule
 
@@ -43,6 +43,18 @@ class Turns:
         finally:
             del self._waiting[ticket]
             self._wake(self._schedule.give_back(ticket, now_s=self._clock()))
+
+    @contextlib.contextmanager
+    def bringing(self, priority: Priority) -> Iterator[None]:
+        """Around a load, from its first question to its answer: background begins nothing meanwhile."""
+        if priority is not Priority.LOAD:
+            yield
+            return
+        self._schedule.load_began()
+        try:
+            yield
+        finally:
+            self._wake(self._schedule.load_ended(now_s=self._clock()))
 
     def queued_bytes(self, peer: str, *, besides: int) -> int:
         """See Schedule.queued_bytes."""

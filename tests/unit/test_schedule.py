@@ -155,6 +155,29 @@ def test_a_prefetch_moves_on_when_loads_never_end():
     assert desk.done(1, now_s=at_s) != (), "only one in aging_s"
 
 
+def test_background_begins_nowhere_while_a_load_is_being_brought():
+    desk = Desk()
+    assert desk.ask(30, priority=PREFETCH) == (0,)
+    desk.schedule.load_began()
+    assert desk.ask(30, peer="q", priority=PREFETCH) == ()
+    assert desk.done(0) == ()
+    assert desk.ask(10) == (2,), "the load itself"
+    assert desk.done(2) == ()
+    desk.schedule.load_began()
+    assert desk.schedule.load_ended(now_s=0.5) == ()
+    assert desk.schedule.load_ended(now_s=0.5) == (1,)
+
+
+def test_a_prefetch_moves_on_when_loads_follow_each_other_without_a_gap():
+    desk = Desk()
+    desk.schedule.load_began()
+    assert desk.ask(10, priority=PREFETCH) == ()
+    desk.schedule.load_began()
+    assert desk.schedule.load_ended(now_s=0.9) == ()
+    desk.schedule.load_began()
+    assert desk.schedule.load_ended(now_s=1.0) == (0,)
+
+
 def test_queued_bytes_are_those_of_others():
     desk = Desk(peer_bytes=10)
     desk.ask(10, request=1)
@@ -180,6 +203,7 @@ class ScheduleMachine(RuleBasedStateMachine):
         self.sizes: dict[int, tuple[str, Priority, int]] = {}
         self.waiting: set[int] = set()
         self.flying: set[int] = set()
+        self.loads = 0
 
     def admit(self, tickets: tuple[int, ...]) -> None:
         assert len(set(tickets)) == len(tickets)
@@ -209,6 +233,17 @@ class ScheduleMachine(RuleBasedStateMachine):
         self.waiting.discard(ticket)
         self.admit(self.schedule.give_back(ticket, now_s=self.now_s))
 
+    @rule()
+    def load_began(self) -> None:
+        self.schedule.load_began()
+        self.loads += 1
+
+    @precondition(lambda self: self.loads)
+    @rule()
+    def load_ended(self) -> None:
+        self.loads -= 1
+        self.admit(self.schedule.load_ended(now_s=self.now_s))
+
     @rule(seconds=st.sampled_from([0.1, 1.5]))
     def time_passes(self, seconds: float) -> None:
         self.now_s += seconds
@@ -222,9 +257,12 @@ class ScheduleMachine(RuleBasedStateMachine):
             here = [(priority, size) for owner, priority, size in sizes if owner == peer]
             assert len(here) <= 1 or sum(size for _, size in here) <= 100
         assert sum(self.schedule.waiting().values()) == len(self.waiting)
-        assert self.flying or not self.waiting, "all wait and nothing flies"
+        held_back = self.loads and all(self.sizes[ticket][1] is not LOAD for ticket in self.waiting)
+        assert self.flying or not self.waiting or held_back, "all wait and nothing flies"
 
     def teardown(self) -> None:
+        while self.loads:
+            self.load_ended()
         for _ in range(len(self.sizes)):
             if not self.flying:
                 break
