@@ -10,9 +10,9 @@ Rules:
   there, one larger than `total_bytes` alone of all. So nothing waits for ever.
 - Priorities are strict, LOAD before PREFETCH before REPLICATION, but for chunks that have waited for `aging_s`: one of them per
   peer and time goes before everything that waits there, so a lower priority moves on however busy the higher ones are.
-- Background (PREFETCH, REPLICATION) has at most `background_bytes` in flight at a peer, and begins nothing anywhere while a load
-  is being brought, from its first question (`load_began`) to its answer: it would take turns of the event loop from every step
-  of it. So a small load beside a large prefetch waits for `background_bytes` at most.
+- Background (PREFETCH, REPLICATION) has at most `background_bytes` in flight at a peer, and begins nothing anywhere while a
+  load is being brought, from its first question (`load_began`) to its answer: it would take turns of the event loop from every
+  step of it. So a small load beside a large prefetch waits for `background_bytes` at most.
 - Requests of one priority at a peer share by bytes: start-time fair queueing (Goyal, Vin, Cheng, IEEE/ACM Trans. on Networking
   5, 1997). The order of one request's chunks is kept.
 - Peers do not wait for each other: each has its own queues, and the sum is shared by dynamic thresholds (Choudhury and Hahne,
@@ -153,7 +153,7 @@ class Schedule:
         self._loads += 1
 
     def load_ended(self, *, now_s: float) -> tuple[int, ...]:
-        """Returns the tickets that may fly now: background that was held back, or is too old to be held back by the next load."""
+        """Returns the tickets that may fly now: background held back until now, or too old to be held back by other loads."""
         self._loads -= 1
         return self._admit({chunk.peer for chunk in self._waiting.values()}, now_s)
 

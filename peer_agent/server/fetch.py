@@ -186,7 +186,7 @@ class Fetcher:
         """
         peer, statuses = reading.source.peer, outcome.statuses
         if ReadStatus.PEER_LOST in statuses:
-            self._peers.failed(peer)
+            self._peers.lost(peer)
             return
         late = ReadStatus.LATE in statuses
         if late and ReadStatus.OK not in statuses and took_s >= reading.fetch.predicted_s:

@@ -8,6 +8,8 @@ Rules:
   over, the first load tries, and everyone else goes on skipping the node until that try has succeeded. So a dead peer costs
   one connect timeout per pause, not one per request. Being late counts as failure only when the peer had a fair chance:
   connect_timeout_s in one call, or LATE_LIMIT calls in a row; else a caller with a tight deadline would cut it off for others.
+- A plane whose reads broke LOSSES connections in a row is tried after the others for AVOID_S: a path may be broken for bytes
+  only, or our mover may crash at every read, while tcp works.
 - What many loads see fail at once is one failure: who reports a connection that is already replaced or dropped, is late.
 - Failures are values for the reader (`PeerFailure`), never this agent's problem.
 
@@ -41,6 +43,9 @@ LATE_LIMIT = 3
 PLANE_SHARE = 0.6
 """Of the time that is left for connecting, for a plane while there is another one to be tried."""
 
+LOSSES = 2
+AVOID_S = 60.0
+
 IDLE_S = 60.0
 """After so long without use a connection is closed: a mapped arena keeps the memory of a peer that died."""
 
@@ -54,6 +59,14 @@ CLOSE_S = 1.0
 class _Breaker:
     failures: int = 0
     skip_until_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Losses:
+    """Of one plane to one life of a peer: connections that broke in a read, since a read of it was whole."""
+
+    connections: int = 0
+    last_s: float = 0.0
 
 
 class Peers:
@@ -88,6 +101,7 @@ class Peers:
         self._peers: dict[str, Peer] = {}
         self._connecting: dict[str, asyncio.Task[Peer | PeerFailure]] = {}
         self._breakers: dict[str, _Breaker] = {}
+        self._losses: dict[tuple[str, int, str], _Losses] = {}  # node, epoch, plane
         self._closing = OwnedTasks(limit=None)  # at most one for each connection that was made; none may be left out
 
     def figures(self, name: str, *, besides: int = 0) -> PeerFigures:
@@ -116,6 +130,7 @@ class Peers:
             complete=complete,
         )
         if complete:
+            self._losses.pop(_path(peer), None)
             self.predictions[peer.plane].add(ratio)
 
     async def reach(self, node: NodeTrust, *, timeout_s: float) -> Peer:
@@ -147,6 +162,14 @@ class Peers:
             self._trip(peer.node)
             self._drop(peer)
 
+    def lost(self, peer: Peer) -> None:
+        """`failed` in a read; perhaps it is the plane that is to blame."""
+        if self._peers.get(peer.node) is peer:
+            losses = self._losses.setdefault(_path(peer), _Losses())
+            losses.connections += 1
+            losses.last_s = self._clock()
+        self.failed(peer)
+
     def late(self, peer: Peer, *, waited_s: float) -> None:
         """It missed a deadline after waited_s."""
         peer.lates += 1
@@ -164,6 +187,7 @@ class Peers:
         now_s = self._clock()
         for name in [name for name, breaker in self._breakers.items() if now_s - breaker.skip_until_s > FORGET_S]:
             del self._breakers[name]
+        self._losses = {path: losses for path, losses in self._losses.items() if now_s - losses.last_s <= AVOID_S}
         for peer in [peer for peer in self._peers.values() if now_s - peer.used_s > IDLE_S]:
             self._drop(peer)
 
@@ -239,6 +263,7 @@ class Peers:
         """until_s: of the event loop's clock."""
         offers = {offer.transport: offer.descriptor for offer in hello.transports}
         common = [plane for plane in self._planes if plane.name in offers]
+        common.sort(key=lambda plane: self._avoided((hello.node, hello.epoch, plane.name)))  # stable: else our order
         reasons = [f"{plane.name}: not offered" for plane in self._planes if plane.name not in offers]
         for plane in common:
             left_s = until_s - asyncio.get_running_loop().time()
@@ -248,6 +273,10 @@ class Peers:
             except (OSError, ValueError) as error:  # ConnectionError, or we are out of descriptors
                 reasons.append(f"{plane.name}: {error}")
         raise PeerFailure(f"{hello.node}: no common data plane ({'; '.join(reasons)})")
+
+    def _avoided(self, path: tuple[str, int, str]) -> bool:
+        losses = self._losses.get(path)
+        return losses is not None and losses.connections >= LOSSES and self._clock() - losses.last_s <= AVOID_S
 
     def _drop(self, peer: Peer) -> None:
         """Closes it in the background; reads under way end as lost."""
@@ -261,3 +290,7 @@ class Peers:
         pause_s = min(self._breaker_s * 2**breaker.failures, self._breaker_max_s)
         breaker.failures = min(breaker.failures + 1, 16)
         breaker.skip_until_s = self._clock() + pause_s
+
+
+def _path(peer: Peer) -> tuple[str, int, str]:
+    return peer.node, peer.epoch, peer.plane

@@ -18,7 +18,7 @@ from kvdir.testing.clock import ManualClock
 from kvdir.testing.wait import eventually
 from peer_agent.core.schedule import Schedule
 from peer_agent.server.peer import PeerFailure
-from peer_agent.server.peers import IDLE_S, Peers
+from peer_agent.server.peers import AVOID_S, IDLE_S, LOSSES, Peers
 from peer_agent.server.tasks import OwnedTasks
 from peer_agent.server.turns import Turns
 from peer_agent.transport.base import Capabilities
@@ -270,3 +270,20 @@ async def test_nodes_that_never_return_are_forgotten(rig: Rig):
     rig.clock.advance(3600.0)
     rig.peers.drop_idle()
     assert all(rig.peers.figures(f"pod-{number}").skip_until_s == 0 for number in range(50))
+
+
+async def test_a_plane_is_tried_last_for_a_while_when_its_reads_are_lost_and_another_one_works():
+    rig = Rig(Plane("fragile"))
+    async with serving(Owner("fragile", "plain")) as address:
+        for _ in range(LOSSES):
+            peer = await rig.peers.reach(node(address), timeout_s=2)
+            assert peer.plane == "fragile"
+            rig.peers.lost(peer)
+            rig.peers.lost(peer)  # by another read of the same connection
+        peer = await rig.peers.reach(node(address), timeout_s=2)
+        assert peer.plane == "plain"
+        rig.clock.advance(AVOID_S + 1)
+        rig.peers.failed(peer)
+        assert (await rig.peers.reach(node(address), timeout_s=2)).plane == "fragile"
+    await rig.peers.close()
+    await rig.tasks.close(timeout_s=1)
