@@ -178,6 +178,7 @@ class EngineService(DeviceCalls):
         fingerprints = decode_fingerprints(request.fingerprints)
         timeout_s = self._deadline_s(request.deadline_ms, context)
         staged_s = await self._stager.stage(session.namespace_digest, fingerprints, timeout_s=timeout_s * STAGE_SHARE)
+        self._store.admit_lock(for_peers=False)  # again: others were admitted meanwhile
         load = await self._reader.load(
             session.namespace_digest,
             fingerprints,

@@ -73,6 +73,7 @@ class PeerService(peer_pb2_grpc.PeerServicer):
         fingerprints = decode_fingerprints(request.fingerprints)
         timeout_s = self._limits.deadline_s(0, context.time_remaining())
         await self._stager.stage(request.namespace_digest, fingerprints, timeout_s=timeout_s * STAGE_SHARE)
+        self._store.admit_lock(for_peers=True)  # again: others were admitted meanwhile
         locked = self._store.lock(request.namespace_digest, fingerprints, session=PEERS, lease_s=lease_s)
         return peer_pb2.LockResponse(
             protocol_version=PROTOCOL_VERSION,
