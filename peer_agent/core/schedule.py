@@ -20,7 +20,8 @@ Rules:
   A chunk that has waited for `aging_s` because nothing that large was free, is the next to fly.
 
 Pure: tickets are the caller's, time comes in as `now_s`. What waits, waits for something in flight or for a load's end, so
-`give_back` and `load_ended` are the only wake-ups needed. Does not wait or wake itself (peer_agent/server/peers.py).
+`give_back` and `load_ended` wake it; background that a long load holds back asks with `look` again when it has grown old.
+Does not wait or wake itself (peer_agent/server/turns.py).
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ class Schedule:
         self._peer_bytes = peer_bytes
         self._total_bytes = total_bytes
         self._background_bytes = background_bytes
-        self._aging_s = aging_s
+        self.aging_s = aging_s
         self._lanes: dict[str, _Lane] = {}
         self._waiting: dict[int, _Chunk] = {}
         self._flying: dict[int, _Chunk] = {}
@@ -156,6 +157,10 @@ class Schedule:
         """Returns the tickets that may fly now: background held back until now, or too old to be held back by other loads."""
         self._loads -= 1
         return self._admit({chunk.peer for chunk in self._waiting.values()}, now_s)
+
+    def look(self, peer: str, *, now_s: float) -> tuple[int, ...]:
+        """Returns the tickets that may fly now at this peer because they have waited for aging_s."""
+        return self._admit({peer}, now_s)
 
     def ask(
         self, ticket: int, *, peer: str, request: int, priority: Priority, size_bytes: int, now_s: float
@@ -222,11 +227,11 @@ class Schedule:
             heapq.heappush(ready, (not self._old(head, now_s), head.priority, head.asked_s, head.ticket, head))
 
     def _hold_up(self, chunk: _Chunk, need: int, *, idle: bool) -> None:
-        old_s = chunk.asked_s + self._aging_s if idle else math.inf
+        old_s = chunk.asked_s + self.aging_s if idle else math.inf
         self._held_up[chunk.peer] = min(need, self._total_bytes), old_s
 
     def _old(self, chunk: _Chunk, now_s: float) -> bool:
-        return now_s - chunk.asked_s >= self._aging_s
+        return now_s - chunk.asked_s >= self.aging_s
 
     def _head(self, lane: _Lane, now_s: float) -> _Chunk | None:
         """The chunk of this lane that is next, if priorities let it begin now."""

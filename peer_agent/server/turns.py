@@ -35,10 +35,12 @@ class Turns:
                     ticket, peer=peer, request=request, priority=priority, size_bytes=size_bytes, now_s=self._clock()
                 )
             )
-            if not event.is_set():
+            while not event.is_set() and (left_s := until_s - self._clock()) > 0:
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(until_s - self._clock()):
+                    async with asyncio.timeout(min(left_s, self._schedule.aging_s)):
                         await event.wait()
+                if not event.is_set():
+                    self._wake(self._schedule.look(peer, now_s=self._clock()))
             yield event.is_set()
         finally:
             del self._waiting[ticket]

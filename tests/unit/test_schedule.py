@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from peer_agent.core.schedule import Priority, Schedule
+from peer_agent.server.turns import Turns
 
 LOAD, PREFETCH, REPLICATION = Priority
 
@@ -176,6 +179,24 @@ def test_a_prefetch_moves_on_when_loads_follow_each_other_without_a_gap():
     assert desk.schedule.load_ended(now_s=0.9) == ()
     desk.schedule.load_began()
     assert desk.schedule.load_ended(now_s=1.0) == (0,)
+
+
+def test_a_prefetch_moves_on_when_one_load_takes_for_ever():
+    desk = Desk()
+    desk.schedule.load_began()
+    assert desk.ask(10, priority=PREFETCH) == ()
+    assert desk.schedule.look("p", now_s=0.9) == ()
+    assert desk.schedule.look("p", now_s=1.0) == (0,)
+
+
+async def test_a_turn_comes_when_one_load_takes_for_ever():
+    turns = Turns(Schedule(peer_bytes=100, total_bytes=100, aging_s=0.02), clock=time.monotonic)
+    with turns.bringing(LOAD):
+        until_s = time.monotonic() + 10.0
+        async with turns.turn(peer="p", request=1, priority=PREFETCH, size_bytes=10, until_s=until_s) as mine:
+            assert mine
+            assert time.monotonic() < until_s
+    assert turns.in_flight_bytes == 0
 
 
 def test_queued_bytes_are_those_of_others():
