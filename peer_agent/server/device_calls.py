@@ -16,7 +16,7 @@ from peer_agent.v1 import engine_pb2, engine_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
-STAGE_SHARE = 0.5
+STAGE_TIME_SHARE = 0.5
 """Of a deadline, for bringing blocks from devices of this host; the rest is for peers, and for the answer."""
 
 

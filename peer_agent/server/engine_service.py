@@ -24,7 +24,7 @@ from kvdir.rpc.lookup_codec import decode_fingerprints, encode_trust
 from peer_agent.core.effects import Occupancy
 from peer_agent.core.inventory import AGENT
 from peer_agent.core.schedule import Priority
-from peer_agent.server.device_calls import STAGE_SHARE, DeviceCalls
+from peer_agent.server.device_calls import STAGE_TIME_SHARE, DeviceCalls
 from peer_agent.server.explaining import explanation_json
 from peer_agent.server.identity import Identity, Limits
 from peer_agent.server.load import Directory
@@ -177,7 +177,7 @@ class EngineService(DeviceCalls):
         lease_s = self._limits.lease_s(request.lease_ms)
         fingerprints = decode_fingerprints(request.fingerprints)
         timeout_s = self._deadline_s(request.deadline_ms, context)
-        staged_s = await self._stager.stage(session.namespace_digest, fingerprints, timeout_s=timeout_s * STAGE_SHARE)
+        staged_s = await self._stager.stage(session.namespace_digest, fingerprints, timeout_s=timeout_s * STAGE_TIME_SHARE)
         self._store.admit_lock(for_peers=False)  # again: others were admitted meanwhile
         load = await self._reader.load(
             session.namespace_digest,
@@ -252,7 +252,7 @@ class EngineService(DeviceCalls):
 
     async def _prefetch(self, session: _Session, fingerprints: Fingerprints, *, timeout_s: float) -> None:
         digest = session.namespace_digest
-        staged_s = await self._stager.stage(digest, fingerprints, timeout_s=timeout_s * STAGE_SHARE)
+        staged_s = await self._stager.stage(digest, fingerprints, timeout_s=timeout_s * STAGE_TIME_SHARE)
         await self._reader.load(
             digest,
             fingerprints,

@@ -19,7 +19,7 @@ from peer_agent.core.effects import BLOCK_RECORD_BYTES
 from peer_agent.core.inventory import PEERS
 from peer_agent.core.records import BLOCK_RECORD
 from peer_agent.memory.layout import HEADER_BYTES
-from peer_agent.server.device_calls import STAGE_SHARE
+from peer_agent.server.device_calls import STAGE_TIME_SHARE
 from peer_agent.server.identity import Identity, Limits
 from peer_agent.server.staging import Stager
 from peer_agent.server.store import Store
@@ -72,7 +72,7 @@ class PeerService(peer_pb2_grpc.PeerServicer):
         lease_s = self._limits.lease_s(request.lease_ms)
         fingerprints = decode_fingerprints(request.fingerprints)
         timeout_s = self._limits.deadline_s(0, context.time_remaining())
-        await self._stager.stage(request.namespace_digest, fingerprints, timeout_s=timeout_s * STAGE_SHARE)
+        await self._stager.stage(request.namespace_digest, fingerprints, timeout_s=timeout_s * STAGE_TIME_SHARE)
         self._store.admit_lock(for_peers=True)  # again: others were admitted meanwhile
         locked = self._store.lock(request.namespace_digest, fingerprints, session=PEERS, lease_s=lease_s)
         return peer_pb2.LockResponse(

@@ -6,8 +6,8 @@ Rules:
 - A connection that was late or broke is replaced by the next read.
 - A reused connection may have died while it was idle. A read that finds it dead before any block was decided is tried once
   more on a fresh one; a fresh one that fails is the peer's failure.
-- Native reads write from one mover thread at a time and end by their deadline, so every outcome is settled. Cancelling one
-  closes its connection and touches no other read.
+- Native reads write from one thread at a time (a mover, or the event loop) and end by their deadline, so every outcome is
+  settled. Cancelling one closes its connection and touches no other read.
 """
 
 from __future__ import annotations
