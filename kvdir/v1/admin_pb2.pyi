@@ -1,4 +1,5 @@
 from kvdir.v1 import common_pb2 as _common_pb2
+from kvdir.v1 import events_pb2 as _events_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -85,7 +86,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusResponse(_message.Message):
-    __slots__ = ("protocol_version", "version", "coordinator", "uptime_ms", "warming", "blocks", "index_bytes", "streams_synced", "streams_total", "namespaces", "lookups", "lookup_blocks", "lookup_hits", "events_applied", "events_rejected", "stale_reports", "stale_reports_ignored", "partial", "restored_blocks")
+    __slots__ = ("protocol_version", "version", "coordinator", "uptime_ms", "warming", "blocks", "index_bytes", "streams_synced", "streams_total", "namespaces", "lookups", "lookup_blocks", "lookup_hits", "events_applied", "events_rejected", "stale_reports", "stale_reports_ignored", "partial", "restored_blocks", "evicted_blocks", "max_index_bytes", "watchers", "lookup_workers", "store")
     class EventsRejectedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -112,6 +113,11 @@ class StatusResponse(_message.Message):
     STALE_REPORTS_IGNORED_FIELD_NUMBER: _ClassVar[int]
     PARTIAL_FIELD_NUMBER: _ClassVar[int]
     RESTORED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    MAX_INDEX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WATCHERS_FIELD_NUMBER: _ClassVar[int]
+    LOOKUP_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     version: str
     coordinator: str
@@ -131,7 +137,12 @@ class StatusResponse(_message.Message):
     stale_reports_ignored: int
     partial: bool
     restored_blocks: int
-    def __init__(self, protocol_version: _Optional[int] = ..., version: _Optional[str] = ..., coordinator: _Optional[str] = ..., uptime_ms: _Optional[int] = ..., warming: bool = ..., blocks: _Optional[int] = ..., index_bytes: _Optional[int] = ..., streams_synced: _Optional[int] = ..., streams_total: _Optional[int] = ..., namespaces: _Optional[_Iterable[_Union[_common_pb2.Namespace, _Mapping]]] = ..., lookups: _Optional[int] = ..., lookup_blocks: _Optional[int] = ..., lookup_hits: _Optional[int] = ..., events_applied: _Optional[int] = ..., events_rejected: _Optional[_Mapping[str, int]] = ..., stale_reports: _Optional[int] = ..., stale_reports_ignored: _Optional[int] = ..., partial: bool = ..., restored_blocks: _Optional[int] = ...) -> None: ...
+    evicted_blocks: int
+    max_index_bytes: int
+    watchers: int
+    lookup_workers: int
+    store: str
+    def __init__(self, protocol_version: _Optional[int] = ..., version: _Optional[str] = ..., coordinator: _Optional[str] = ..., uptime_ms: _Optional[int] = ..., warming: bool = ..., blocks: _Optional[int] = ..., index_bytes: _Optional[int] = ..., streams_synced: _Optional[int] = ..., streams_total: _Optional[int] = ..., namespaces: _Optional[_Iterable[_Union[_common_pb2.Namespace, _Mapping]]] = ..., lookups: _Optional[int] = ..., lookup_blocks: _Optional[int] = ..., lookup_hits: _Optional[int] = ..., events_applied: _Optional[int] = ..., events_rejected: _Optional[_Mapping[str, int]] = ..., stale_reports: _Optional[int] = ..., stale_reports_ignored: _Optional[int] = ..., partial: bool = ..., restored_blocks: _Optional[int] = ..., evicted_blocks: _Optional[int] = ..., max_index_bytes: _Optional[int] = ..., watchers: _Optional[int] = ..., lookup_workers: _Optional[int] = ..., store: _Optional[str] = ...) -> None: ...
 
 class DumpRequest(_message.Message):
     __slots__ = ("namespace_digest", "node", "chunk_blocks")
@@ -314,3 +325,35 @@ class OrphanInfo(_message.Message):
     blocks: int
     spared: str
     def __init__(self, node: _Optional[str] = ..., epoch: _Optional[int] = ..., silent_ms: _Optional[int] = ..., blocks: _Optional[int] = ..., spared: _Optional[str] = ...) -> None: ...
+
+class DigestsRequest(_message.Message):
+    __slots__ = ("node", "sketches")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    SKETCHES_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    sketches: bool
+    def __init__(self, node: _Optional[str] = ..., sketches: bool = ...) -> None: ...
+
+class DigestsResponse(_message.Message):
+    __slots__ = ("protocol_version", "coordinator", "streams")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    COORDINATOR_FIELD_NUMBER: _ClassVar[int]
+    STREAMS_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    coordinator: str
+    streams: _containers.RepeatedCompositeFieldContainer[StreamDigest]
+    def __init__(self, protocol_version: _Optional[int] = ..., coordinator: _Optional[str] = ..., streams: _Optional[_Iterable[_Union[StreamDigest, _Mapping]]] = ...) -> None: ...
+
+class StreamDigest(_message.Message):
+    __slots__ = ("trust", "applied_seq", "announced_seq", "parts", "exact")
+    TRUST_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_SEQ_FIELD_NUMBER: _ClassVar[int]
+    ANNOUNCED_SEQ_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    EXACT_FIELD_NUMBER: _ClassVar[int]
+    trust: _common_pb2.NodeTrust
+    applied_seq: int
+    announced_seq: int
+    parts: _containers.RepeatedCompositeFieldContainer[_events_pb2.SketchPart]
+    exact: bool
+    def __init__(self, trust: _Optional[_Union[_common_pb2.NodeTrust, _Mapping]] = ..., applied_seq: _Optional[int] = ..., announced_seq: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[_events_pb2.SketchPart, _Mapping]]] = ..., exact: bool = ...) -> None: ...

@@ -69,6 +69,11 @@ class AdminStub(object):
                 request_serializer=kvdir_dot_v1_dot_admin__pb2.QuotasRequest.SerializeToString,
                 response_deserializer=kvdir_dot_v1_dot_admin__pb2.QuotasResponse.FromString,
                 _registered_method=True)
+        self.Digests = channel.unary_unary(
+                '/kvdir.v1.Admin/Digests',
+                request_serializer=kvdir_dot_v1_dot_admin__pb2.DigestsRequest.SerializeToString,
+                response_deserializer=kvdir_dot_v1_dot_admin__pb2.DigestsResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer(object):
@@ -121,6 +126,13 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Digests(self, request, context):
+        """Count and digest of what is believed of every stream, part by part: for `kvdir diff`, which compares two coordinators.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -158,6 +170,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Quotas,
                     request_deserializer=kvdir_dot_v1_dot_admin__pb2.QuotasRequest.FromString,
                     response_serializer=kvdir_dot_v1_dot_admin__pb2.QuotasResponse.SerializeToString,
+            ),
+            'Digests': grpc.unary_unary_rpc_method_handler(
+                    servicer.Digests,
+                    request_deserializer=kvdir_dot_v1_dot_admin__pb2.DigestsRequest.FromString,
+                    response_serializer=kvdir_dot_v1_dot_admin__pb2.DigestsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -349,6 +366,33 @@ class Admin(object):
             '/kvdir.v1.Admin/Quotas',
             kvdir_dot_v1_dot_admin__pb2.QuotasRequest.SerializeToString,
             kvdir_dot_v1_dot_admin__pb2.QuotasResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Digests(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvdir.v1.Admin/Digests',
+            kvdir_dot_v1_dot_admin__pb2.DigestsRequest.SerializeToString,
+            kvdir_dot_v1_dot_admin__pb2.DigestsResponse.FromString,
             options,
             channel_credentials,
             insecure,

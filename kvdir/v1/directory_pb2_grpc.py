@@ -44,6 +44,16 @@ class DirectoryStub(object):
                 request_serializer=kvdir_dot_v1_dot_directory__pb2.LookupBatchRequest.SerializeToString,
                 response_deserializer=kvdir_dot_v1_dot_directory__pb2.LookupBatchResponse.FromString,
                 _registered_method=True)
+        self.LookupStream = channel.stream_stream(
+                '/kvdir.v1.Directory/LookupStream',
+                request_serializer=kvdir_dot_v1_dot_directory__pb2.LookupStreamRequest.SerializeToString,
+                response_deserializer=kvdir_dot_v1_dot_directory__pb2.LookupStreamResponse.FromString,
+                _registered_method=True)
+        self.Watch = channel.stream_stream(
+                '/kvdir.v1.Directory/Watch',
+                request_serializer=kvdir_dot_v1_dot_directory__pb2.WatchRequest.SerializeToString,
+                response_deserializer=kvdir_dot_v1_dot_directory__pb2.WatchResponse.FromString,
+                _registered_method=True)
 
 
 class DirectoryServicer(object):
@@ -66,6 +76,26 @@ class DirectoryServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LookupStream(self, request_iterator, context):
+        """The same lookups, pipelined over one call: for whoever asks often. Sender: engines' sidecars, routers; any number of requests
+        may be under way. Receiver: answers each as soon as it can, in any order, under the id of the request; a bad request is an answer
+        with `error`, never the end of the call. Loss of the call: whatever is unanswered is asked again elsewhere.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Watch(self, request_iterator, context):
+        """A replica's feed: everything the directory believes (snapshot), then everything that changes it, in order. Sender of the
+        call: agents, for the replica of their node. It grants credit in bytes; a watcher that is so slow that its position leaves
+        the coordinator's log is cut off and told (WatchEnd), and begins anew with a snapshot. Loss: with the call; a watcher
+        that comes back with the log id and position it had goes on from there if the log still reaches back.
+        See docs/adr/0011.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DirectoryServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -78,6 +108,16 @@ def add_DirectoryServicer_to_server(servicer, server):
                     servicer.LookupBatch,
                     request_deserializer=kvdir_dot_v1_dot_directory__pb2.LookupBatchRequest.FromString,
                     response_serializer=kvdir_dot_v1_dot_directory__pb2.LookupBatchResponse.SerializeToString,
+            ),
+            'LookupStream': grpc.stream_stream_rpc_method_handler(
+                    servicer.LookupStream,
+                    request_deserializer=kvdir_dot_v1_dot_directory__pb2.LookupStreamRequest.FromString,
+                    response_serializer=kvdir_dot_v1_dot_directory__pb2.LookupStreamResponse.SerializeToString,
+            ),
+            'Watch': grpc.stream_stream_rpc_method_handler(
+                    servicer.Watch,
+                    request_deserializer=kvdir_dot_v1_dot_directory__pb2.WatchRequest.FromString,
+                    response_serializer=kvdir_dot_v1_dot_directory__pb2.WatchResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -134,6 +174,60 @@ class Directory(object):
             '/kvdir.v1.Directory/LookupBatch',
             kvdir_dot_v1_dot_directory__pb2.LookupBatchRequest.SerializeToString,
             kvdir_dot_v1_dot_directory__pb2.LookupBatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LookupStream(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/kvdir.v1.Directory/LookupStream',
+            kvdir_dot_v1_dot_directory__pb2.LookupStreamRequest.SerializeToString,
+            kvdir_dot_v1_dot_directory__pb2.LookupStreamResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Watch(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/kvdir.v1.Directory/Watch',
+            kvdir_dot_v1_dot_directory__pb2.WatchRequest.SerializeToString,
+            kvdir_dot_v1_dot_directory__pb2.WatchResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -225,18 +225,20 @@ class EvictResult(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., request_id: _Optional[int] = ..., evicted_blocks: _Optional[int] = ..., owner_seq: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("protocol_version", "coordinator", "resume_seq", "heartbeat_interval_ms", "credit_events")
+    __slots__ = ("protocol_version", "coordinator", "resume_seq", "heartbeat_interval_ms", "credit_events", "store_id")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_FIELD_NUMBER: _ClassVar[int]
     RESUME_SEQ_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
     CREDIT_EVENTS_FIELD_NUMBER: _ClassVar[int]
+    STORE_ID_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     coordinator: str
     resume_seq: int
     heartbeat_interval_ms: int
     credit_events: int
-    def __init__(self, protocol_version: _Optional[int] = ..., coordinator: _Optional[str] = ..., resume_seq: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ..., credit_events: _Optional[int] = ...) -> None: ...
+    store_id: str
+    def __init__(self, protocol_version: _Optional[int] = ..., coordinator: _Optional[str] = ..., resume_seq: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ..., credit_events: _Optional[int] = ..., store_id: _Optional[str] = ...) -> None: ...
 
 class Ack(_message.Message):
     __slots__ = ("seq", "state")
