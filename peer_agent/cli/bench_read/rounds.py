@@ -109,7 +109,11 @@ def _check(subject: Subject, chosen: Request, owner: Arena) -> None:
 
 
 def cpu_s(pids: Sequence[int]) -> float:
-    """CPU time of these processes with all their threads so far; 0 for one that has gone. clock_getcpuclockid(3)."""
+    """CPU time of these processes with all their threads so far; 0 for one that has gone. clock_getcpuclockid(3).
+
+    The kernel brings the clock of another process up to date when that one is switched or a tick passes: a thread that spins
+    is seen in steps of up to 10 ms, so a single round may show nothing of it, and the sum over many is right on average.
+    """
     total = 0.0
     for pid in pids:
         try:
