@@ -39,6 +39,8 @@ from kvdir.rpc.lookup_codec import check_version
 from kvdir.v1 import events_pb2
 
 _GOODBYE_S = 1.0
+_SHARED_SILENCE_HEARTBEATS = 2.5
+"""A coordinator that others stand by for is given up sooner: going on at another one costs a replay of a second."""
 _FLUSHED_BATCHES = 8
 _STATES = frozenset(int(state) for state in StreamState)
 
@@ -86,21 +88,26 @@ class PublishCounters:
     evicted_blocks: int = 0
     state: StreamState | None = None
     coordinator: str = ""
+    store_id: str = ""
     connected: bool = False
 
 
 @dataclass(slots=True)
 class Wishes:
-    """What others want of the call under way: a new identity to be told, or to leave."""
+    """What others want of the call under way: a new identity to be told, to leave, or to step back without a goodbye."""
 
     identity: PublisherIdentity
     identity_changed: bool = False
     leave: bool = False
+    step_back: bool = False
     wake: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class PublishCall:
-    """Runs one call. After `run`, `fenced` says whether this epoch may never publish again, and why."""
+    """Runs one call. After `run`, `fenced` says whether this epoch may never publish again, and why.
+
+    on_welcome: told the store id; returns whether others stand by for that store.
+    """
 
     def __init__(
         self,
@@ -114,6 +121,7 @@ class PublishCall:
         rng: random.Random,
         silence_s: float,
         linger_s: float,
+        on_welcome: Callable[[str], bool],
     ) -> None:
         self._call = call
         self._source = source
@@ -125,6 +133,7 @@ class PublishCall:
         self._rng = rng
         self._silence_s = silence_s
         self._linger_s = linger_s
+        self._on_welcome = on_welcome
         self._asked: deque[events_pb2.PublishRequest] = deque()
         self._snapshot_id = 0
         self._sketch_request: events_pb2.SketchRequest | None = None
@@ -178,9 +187,12 @@ class PublishCall:
         check_version(welcome.protocol_version)
         self.welcomed = self._counters.connected = True
         self._counters.state = None  # what the last call was told says nothing about this coordinator, which may know nothing
-        self._counters.coordinator = welcome.coordinator
+        self._counters.coordinator, self._counters.store_id = welcome.coordinator, welcome.store_id
         self._heartbeat_s = (welcome.heartbeat_interval_ms or 1000) / 1000
-        self._silence_s = max(self._silence_s, 3 * self._heartbeat_s)  # it answers heartbeats, so it may be silent as long
+        if self._on_welcome(welcome.store_id):
+            self._silence_s = min(self._silence_s, _SHARED_SILENCE_HEARTBEATS * self._heartbeat_s)
+        else:
+            self._silence_s = max(self._silence_s, 3 * self._heartbeat_s)  # it answers heartbeats, so it may be silent as long
         if not self._sender.opened(resume_seq=welcome.resume_seq, hello_seq=hello_seq, credit=welcome.credit_events or 1024):
             self._say_unavailable()
         return True
@@ -247,7 +259,7 @@ class PublishCall:
     async def _write_all(self) -> None:
         clock = asyncio.get_running_loop().time
         due_s = clock()
-        while not self._ended:
+        while not (self._ended or self._wishes.step_back):
             if self._wishes.identity_changed:
                 await self._call.write(self._hello(self._source.outbox.last_seq))
             elif self._asked:

@@ -2,7 +2,7 @@
 
 Rules: never raises because of the network, never blocks the owner (it reads from the bounded outbox), never spins: connects
 are tried with jittered, growing intervals. A fenced epoch stops for good and says so. One publisher per coordinator;
-several may read the same outbox.
+several may read the same outbox. Of those whose coordinators share a store one speaks and the others stand by (standby.py).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import grpc
 import grpc.aio
 
 from kvdir.client.publish_call import Evict, PublishCall, PublishCounters, PublisherIdentity, Source, Wishes
+from kvdir.client.standby import Standby
 from kvdir.core.event import Event, HeartbeatFigures
 from kvdir.core.outbox import OwnerOutbox
 from kvdir.core.sender import StreamSender
@@ -55,7 +56,10 @@ class Backoff:
 
 @dataclass(frozen=True, slots=True)
 class PublisherStats:
-    """A snapshot of counters. state: as the coordinator last said. position, acked_seq: sent and acknowledged up to here."""
+    """A snapshot of counters. state: as the coordinator last said. position, acked_seq: sent and acknowledged up to here.
+
+    standby: another publisher speaks to the store that this one's coordinator shares.
+    """
 
     address: str
     connected: bool
@@ -75,6 +79,7 @@ class PublisherStats:
     lost_events: int
     skipped_events: int
     evicted_blocks: int
+    standby: bool = False
 
 
 class Publisher:
@@ -82,7 +87,8 @@ class Publisher:
 
     loss: share of batches to drop after they were numbered, to try out loss; replayed ones are dropped alike.
     silence_s: a coordinator that does not answer for so long is given up and connected to again.
-    chunk_blocks: of one message of a snapshot. dial: gRPC to `address` unless given.
+    chunk_blocks: of one message of a snapshot. dial: gRPC to `address` unless given. standby: shared by the publishers of one
+    owner.
     """
 
     def __init__(
@@ -104,6 +110,7 @@ class Publisher:
         chunk_blocks: int = 8192,
         evict: Evict | None = None,
         dial: Dial | None = None,
+        standby: Standby | None = None,
     ) -> None:
         self._address = address
         self._source = Source(outbox, snapshot, heartbeat, chunk_blocks, evict)
@@ -119,6 +126,7 @@ class Publisher:
         self._linger_s = linger_s
         self._options = client_options(max_message_bytes=max_message_bytes)
         self._dial = dial or self._dial_grpc
+        self._standby = standby or Standby()
         self._fenced = ""
         self._last_error = ""
 
@@ -139,6 +147,12 @@ class Publisher:
     def leave(self) -> None:
         """Says goodbye in the call under way, if any, after which `run` returns: this epoch's blocks vanish at once."""
         self._wishes.leave = True
+        self._wishes.wake.set()
+        self._standby.stir()
+
+    def step_back(self) -> None:
+        """Ends the call under way without a goodbye: another publisher was welcomed to the same store."""
+        self._wishes.step_back = True
         self._wishes.wake.set()
 
     def stats(self) -> PublisherStats:
@@ -162,6 +176,7 @@ class Publisher:
             lost_events=counters.lost_events,
             skipped_events=sender.skipped_events,
             evicted_blocks=counters.evicted_blocks,
+            standby=not counters.connected and self._standby.waits(self),
         )
 
     async def run(self) -> None:
@@ -170,13 +185,21 @@ class Publisher:
         failures = 0
         try:
             while not self._fenced and not self._wishes.leave:
-                welcomed = await self._connect_once()
+                await self._standby.turn(self, leaving=lambda: self._wishes.leave)
+                if self._wishes.leave:
+                    break
+                self._wishes.step_back = False
+                try:
+                    welcomed = await self._connect_once()
+                finally:
+                    self._standby.over(self)
                 if self._fenced or self._wishes.leave:
                     break
                 failures = 0 if welcomed else failures + 1
                 await self._pause(self._backoff.interval_s(failures, self._rng))
         finally:
             unsubscribe()
+            self._standby.left(self)
         if self._fenced and self._on_fenced is not None:
             self._on_fenced(self._fenced)
 
@@ -198,9 +221,11 @@ class Publisher:
                     rng=self._rng,
                     silence_s=self._silence_s,
                     linger_s=self._linger_s,
+                    on_welcome=lambda store_id: self._standby.welcomed(self, store_id),
                 )
                 await publish_call.run()
-            self._failed("the coordinator ended the call")
+            if not self._wishes.step_back:
+                self._failed("the coordinator ended the call")
         except grpc.RpcError as error:
             self._failed(str(from_rpc_error(error, target=self._address)))
         except KvdirError as error:

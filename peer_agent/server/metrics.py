@@ -138,6 +138,9 @@ class AgentCollector:
 
     def _stream(self) -> Families:
         connected = GaugeMetricFamily("peer_agent_publisher_connected", "1 if connected.", labels=["coordinator"])
+        standby = GaugeMetricFamily(
+            "peer_agent_publisher_standby", "1 if another coordinator of the same store is spoken to.", labels=["coordinator"]
+        )
         unacked = GaugeMetricFamily("peer_agent_unacked_events", "Events not acknowledged yet.", labels=["coordinator"])
         skipped = CounterMetricFamily("peer_agent_skipped_events", "Events too old to be sent.", labels=["coordinator"])
         snapshots = CounterMetricFamily("peer_agent_snapshots", "Snapshots sent.", labels=["coordinator"])
@@ -146,13 +149,14 @@ class AgentCollector:
         lost = CounterMetricFamily("peer_agent_lost_events", "Events dropped on purpose (event_loss).", labels=["coordinator"])
         for item in self._publishing.stats():
             connected.add_metric([item.address], float(item.connected))
+            standby.add_metric([item.address], float(item.standby))
             unacked.add_metric([item.address], self._outbox.last_seq - item.acked_seq)
             skipped.add_metric([item.address], item.skipped_events)
             snapshots.add_metric([item.address], item.snapshots)
             sketches.add_metric([item.address], item.sketches)
             replays.add_metric([item.address], item.replays)
             lost.add_metric([item.address], item.lost_events)
-        yield from (connected, unacked, skipped, snapshots, sketches, replays, lost)
+        yield from (connected, standby, unacked, skipped, snapshots, sketches, replays, lost)
         yield CounterMetricFamily("peer_agent_events", "Sequence numbers consumed.", value=self._outbox.last_seq)
         fenced = float(bool(self._publishing.fenced))
         yield GaugeMetricFamily("peer_agent_fenced", "1 if a newer agent of this name publishes.", value=fenced)

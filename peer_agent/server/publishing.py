@@ -1,7 +1,8 @@
 """What this node tells the coordinators: one publisher per coordinator over one outbox, and how that goes, in words.
 
-Rules: a coordinator that is away costs nothing but its publisher's patience; a fenced epoch stops publishing, says so, and the
-agent goes on serving its engines and the peers that still ask. Does not: number or keep events (kvdir/core/outbox.py).
+Rules: a coordinator that is away costs nothing but its publisher's patience; of coordinators that share a store one is spoken
+to, and the others stand by (kvdir/client/standby.py); a fenced epoch stops publishing, says so, and the agent goes on serving
+its engines and the peers that still ask. Does not: number or keep events (kvdir/core/outbox.py).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 
 from kvdir.client.publisher import Publisher, PublisherIdentity, PublisherStats
+from kvdir.client.standby import Standby
 from kvdir.core.event import Event, EvictRequest, EvictResult, HeartbeatFigures, OwnerCount
 from kvdir.core.outbox import OwnerOutbox
 from kvdir.location import StreamState, Tier
@@ -45,6 +47,7 @@ class Publishing:
         self._read_bytes_per_s = read_bytes_per_s
         self._outbox = outbox
         self._node = identity.node
+        standby = Standby()
         self._publishers = [
             Publisher(
                 address,
@@ -56,6 +59,7 @@ class Publishing:
                 evict=self._evict,
                 loss=loss,
                 rng=rng,
+                standby=standby,
             )
             for address in addresses
         ]
@@ -92,10 +96,11 @@ class Publishing:
         stats = self.stats()
         if not stats:
             return "no coordinator configured"
-        away = [item for item in stats if not item.connected]
+        speaking = [item for item in stats if not item.standby]
+        away = [item for item in speaking if not item.connected]
         if away:
             return f"{away[0].address}: not connected ({away[0].last_error or 'connecting'})"
-        behind = [item for item in stats if item.state is not StreamState.SYNCED]
+        behind = [item for item in speaking if item.state is not StreamState.SYNCED]
         if behind:
             return f"{behind[0].address}: {behind[0].state.name.lower() if behind[0].state else 'no word yet'}"
         return "synced"
