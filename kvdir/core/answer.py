@@ -10,11 +10,15 @@ import enum
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from kvdir.location import NodeTrust, Tier
 
 _RUN = struct.Struct("<III")
 _HOLDER = struct.Struct("<I")
+
+Source = Literal["coordinator", "replica", "none"]
+"""Of an answer: a coordinator over the network, a region in shared memory, or nobody in time."""
 
 
 class LookupMode(enum.IntEnum):
@@ -39,7 +43,9 @@ class Lookup:
     """runs: u32 triples (start, count, set). sets: packed u32, node_index << 8 | tier. hits, asked: positions.
 
     warming: the coordinator has not heard an absolute statement of every known stream since it started. below_trust: how many
-    nodes hold some of the blocks but are not named, because the caller asked for more trust.
+    nodes hold some of the blocks but are not named, because the caller asked for more trust. lag_s: how far the answer may be
+    behind the directory, 0 from the directory itself. incomplete: entries were evicted for want of memory, so that a position
+    in no run is unknown rather than absent. source: who answered. reason: why nobody did, when source is "none".
     """
 
     runs: bytes
@@ -49,6 +55,10 @@ class Lookup:
     asked: int
     warming: bool = False
     below_trust: int = 0
+    lag_s: float = 0.0
+    incomplete: bool = False
+    source: Source = "coordinator"
+    reason: str = ""
 
     def __iter__(self) -> Iterator[Run]:
         """The runs, unpacked."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from kvdir.core.answer import Lookup, LookupMode
 from kvdir.errors import InvalidInput, RemoteProtocolError
 from kvdir.fingerprint import Fingerprints
@@ -82,6 +84,8 @@ def encode_lookup(answer: Lookup) -> directory_pb2.LookupResponse:
         asked=answer.asked,
         warming=answer.warming,
         nodes_below_trust=answer.below_trust,
+        lag_ms=math.ceil(answer.lag_s * 1e3),
+        incomplete=answer.incomplete,
     )
 
 
@@ -96,6 +100,8 @@ def decode_lookup(response: directory_pb2.LookupResponse) -> Lookup:
         asked=response.asked,
         warming=response.warming,
         below_trust=response.nodes_below_trust,
+        lag_s=response.lag_ms / 1e3,
+        incomplete=response.incomplete,
     )
     fault = answer.fault()
     if fault:
