@@ -7,7 +7,8 @@ Rules:
 - a node has one live epoch; a newer one, by registration and never by clock, fences the older at once and drops its blocks;
 - fenced streams are never returned, streams silent for `stale_after_s` are flagged, and after `expire_after_s` left out;
 - a snapshot fills fresh holders beside the old ones and takes their place in one step, so a broken one changes nothing;
-- nothing a stream sends can change what another stream said.
+- nothing a stream sends can change what another stream said;
+- mirrors (mirror.py) are told of every change, in order.
 Does not: read a clock, talk to anybody, decide who may ask. Events are applied in ingest.py, answers built in lookup.py, and
 streams repaired in mending.py.
 """
@@ -28,6 +29,7 @@ from kvdir.core.holders import HolderTable
 from kvdir.core.ingest import Ingest
 from kvdir.core.lookup import Answers
 from kvdir.core.mending import Mender
+from kvdir.core.mirror import Mirror, MirroredIndex, Mirrors, introduce
 from kvdir.core.namespaces import NamespaceTable
 from kvdir.core.node import Node, Stream
 from kvdir.core.orphans import Orphanage
@@ -53,11 +55,12 @@ class Directory:
         self, index: BlockIndex, new_sketch: Callable[[], BlockSketch], limits: Limits | None = None, *, now_s: float
     ) -> None:
         self.limits = limits or Limits()
-        self.index = index
+        self._mirrors = Mirrors()
+        self.index: BlockIndex = MirroredIndex(index, self._mirrors.each)
         self.nodes: dict[str, Node] = {}
-        self.namespaces = NamespaceTable(limit=self.limits.max_namespaces)
-        self.holders: HolderTable[Stream] = HolderTable(index, new_sketch)
-        self.ingest = Ingest(index, self.holders, self.namespaces)
+        self.namespaces = NamespaceTable(limit=self.limits.max_namespaces, mirrors=self._mirrors.each)
+        self.holders: HolderTable[Stream] = HolderTable(self.index, new_sketch, mirrors=self._mirrors.each)
+        self.ingest = Ingest(self.index, self.holders, self.namespaces)
         self.reconciler = Reconciler(self.ingest, cells=self.limits.sketch_cells, wait_s=2 * self.limits.repair.idle_s)
         self.repairs = new_tallies()
         self.counters = Counters()
@@ -70,6 +73,19 @@ class Directory:
         self._effects: list[Effect] = []
         self._mender = Mender(self.ingest, self.reconciler, self.holders, self.repairs, self.counters, self._effects)
         self._connections = 0
+        self._free_slots: list[int] = []
+
+    def add_mirror(self, mirror: Mirror, *, now_s: float) -> None:
+        """From now on it is told what changes; first what there is, except for blocks: see `index.dump`.
+
+        A checkpoint is restored before, not behind it.
+        """
+        introduce(mirror, self.namespaces, self.nodes.values(), self.holders, now_s=now_s)
+        self._mirrors.each.append(mirror)
+
+    def remove_mirror(self, mirror: Mirror) -> None:
+        """It is told nothing more."""
+        self._mirrors.each.remove(mirror)
 
     # -- streams ---------------------------------------------------------------------------------------------------------
 
@@ -81,7 +97,7 @@ class Directory:
         if node is None:
             if len(self.nodes) >= self.limits.max_streams and not self._make_room(now_s):
                 raise Overloaded(f"more than {self.limits.max_streams} nodes: raise max_streams or use other coordinators")
-            node = self.nodes[hello.node] = Node(hello.node)
+            node = self.add_node(hello.node)
         if hello.epoch in node.fenced:
             newer = node.fenced[hello.epoch]
             return Refused(newer, _fence_words(hello.node, newer))
@@ -90,18 +106,27 @@ class Directory:
             if stream is not None:
                 self._fence(node, stream, hello.epoch, _fence_words(hello.node, hello.epoch), now_s)
             cursor = StreamCursor(self.limits.repair, now_s=now_s, tallies=self.repairs)
-            stream = node.stream = Stream(hello.node, hello.epoch, cursor)
+            stream = node.stream = Stream(hello.node, hello.epoch, cursor, slot=node.slot)
             self.story.note(now_s, hello.node, hello.epoch, Kind.REGISTERED, f"at {hello.peer_address or '?'}")
         self._mender.discard_fresh(stream)
-        self._speaks(stream)
+        self._speaks(stream, now_s)
         refused = self.announce(stream, hello)
         self._connections += 1
         stream.connection, stream.opened_s, stream.compared = self._connections, now_s, False
-        return Welcomed(stream, stream.connection, stream.cursor.open(hello.last_seq, now_s=now_s), refused)
+        resume_seq = stream.cursor.open(hello.last_seq, now_s=now_s)
+        self._mirrors.state(stream, now_s)
+        return Welcomed(stream, stream.connection, resume_seq, refused)
+
+    def add_node(self, name: str) -> Node:
+        """A node that was not known, without a stream."""
+        slot = self._free_slots.pop() if self._free_slots else len(self.nodes)
+        node = self.nodes[name] = Node(name, slot)
+        return node
 
     def announce(self, stream: Stream, hello: Hello) -> tuple[str, ...]:
         """Namespaces and address of a stream, also in the middle of a call. Returns what was refused, in words."""
         stream.peer_address, stream.started_unix_ms = hello.peer_address, hello.started_unix_ms
+        stream.told_heard_s = float("-inf")
         refused = []
         for announced in hello.namespaces:
             fault = self.namespaces.announce(announced)
@@ -115,40 +140,47 @@ class Directory:
     def batch(self, stream: Stream, first_seq: int, events: Sequence[Event], *, now_s: float) -> None:
         """Applies a batch: its turn, a hint, or a duplicate; the cursor knows."""
         self.counters.batches += 1
-        if first_seq < 1 or not self._speaks(stream):
+        if first_seq < 1 or not self._speaks(stream, now_s):
             self.ingest.rejected["fenced" if stream.fenced else "bad-sequence"] += len(events)
             return
         if stream.cursor.repairing(Ask.REPLAY):
             self.repairs[Ask.REPLAY].bytes += sum(event.size_bytes for event in events)
         skip = stream.cursor.batch(first_seq, len(events), now_s=now_s)
+        if stream.cursor.state is not StreamState.SYNCED:
+            self._mirrors.state(stream, now_s)
         self.story.batch(now_s, stream.node, stream.epoch, first_seq, events, skip)
         apply = self.ingest.apply
         for offset in range(skip, len(events)):
             apply(stream, first_seq + offset, events[offset], now_s)
+        self._mirrors.state(stream, now_s)
 
     def heartbeat(self, stream: Stream, heartbeat: Heartbeat, *, now_s: float) -> None:
         """Liveness, convergent figures, tail loss, and the owner's own counts held against ours."""
-        if not self._speaks(stream):
+        if not self._speaks(stream, now_s):
             return
         stream.cursor.heartbeat(heartbeat.last_seq, now_s=now_s)
         stream.figures, stream.heartbeat_s = replace(heartbeat.figures, counts=None), now_s
         stream.dropped_events = heartbeat.dropped_events
         self.reconciler.compare(stream, heartbeat, now_s=now_s)
+        self._mirrors.state(stream, now_s)
 
     def sketch(self, stream: Stream, statement: SketchStatement, *, now_s: float) -> None:
         """The answer to a request for a sketch; one that nobody asked for changes nothing."""
-        if self._speaks(stream):
+        if self._speaks(stream, now_s):
             self._mender.sketch(stream, statement, now_s=now_s)
+            self._mirrors.state(stream, now_s)
 
     def replay_unavailable(self, stream: Stream, *, now_s: float) -> None:
         """The owner's ring begins after what we need: the next tick asks for a sketch or a snapshot."""
-        if self._speaks(stream):
+        if self._speaks(stream, now_s):
             stream.cursor.replay_unavailable(now_s=now_s)
+            self._mirrors.state(stream, now_s)
 
     def snapshot_chunk(self, stream: Stream, chunk: SnapshotChunk, *, now_s: float) -> None:
         """One chunk of the snapshot under way; others are ignored. The last one swaps it in."""
-        if self._speaks(stream):
+        if self._speaks(stream, now_s):
             self._mender.snapshot_chunk(stream, chunk, now_s=now_s)
+            self._mirrors.state(stream, now_s)
 
     def goodbye(self, stream: Stream, *, now_s: float) -> None:
         """The owner leaves on purpose: its epoch ends, its blocks vanish."""
@@ -161,6 +193,7 @@ class Directory:
         if stream.connection == connection and not stream.fenced:
             stream.cursor.close(now_s=now_s)
             self._mender.discard_fresh(stream)
+            self._mirrors.state(stream, now_s)
 
     def want_snapshot(self, node: str) -> Stream:
         """Asks for a snapshot of a node at the next tick. Raises InvalidInput for an unknown or fenced node."""
@@ -228,6 +261,7 @@ class Directory:
         for node in busy:
             assert node.stream is not None
             running[self._attend(node, node.stream, now_s, running)] += 1
+        self._mirrors.tick(self.nodes.values(), now_s)
         for node in self.orphans.tick(self.nodes, now_s=now_s):
             self._forget(node, now_s)
         if self.warming or self.partial:
@@ -253,6 +287,7 @@ class Directory:
             return
         stream.cursor.fence(reason, now_s=now_s)
         self._drop_blocks(stream)
+        self._mirrors.state(stream, now_s)
         node.remember_fence(stream.epoch, newer_epoch)
         self.counters.fenced += 1
         self._effects.append(Fence(node.name, stream.epoch, newer_epoch, reason))
@@ -297,6 +332,7 @@ class Directory:
         if not stream.hidden and silent_s > self.limits.expire_after_s:
             stream.hidden = True
             self.holders.touch()
+            self._mirrors.stream(stream, now_s)
 
     def _forget(self, node: Node, now_s: float) -> None:
         """The node and its entries go; if it comes back, it is unknown and restates everything."""
@@ -306,7 +342,9 @@ class Directory:
             self._drop_blocks(stream)
             self.orphans.dropped(node.name, blocks)
             self.story.note(now_s, node.name, stream.epoch, Kind.ORPHAN, f"forgotten with {blocks:,} blocks after long silence")
+            self._mirrors.node_gone(node.slot)
         del self.nodes[node.name]
+        self._free_slots.append(node.slot)
         self.namespaces.keep(digest for other in self.nodes.values() if other.stream for digest in other.stream.namespaces)
 
     def _make_room(self, now_s: float) -> bool:
@@ -316,12 +354,15 @@ class Directory:
             self._forget(gone, now_s)
         return gone is not None
 
-    def _speaks(self, stream: Stream) -> bool:
+    def _speaks(self, stream: Stream, now_s: float) -> bool:
         """Every input of a stream passes here: a fenced one is not heard; one left out for its silence shows again."""
+        if stream.fenced:
+            return False
         if stream.hidden:
             stream.hidden = False
             self.holders.touch()
-        return not stream.fenced
+            self._mirrors.stream(stream, now_s)
+        return True
 
     def _warm(self, now_s: float) -> None:
         """Warming ends once, when every known stream was restated, or at its limit: a lost node must not hold all others.

@@ -7,15 +7,24 @@ whenever what a lookup may return changes, so that cached translations of holder
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Generic, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from kvdir.core.namespaces import KnownNamespace
 
 if TYPE_CHECKING:
+    from kvdir.core.mirror import Mirror
     from kvdir.index import BlockIndex, BlockSketch
 
-OwnerT = TypeVar("OwnerT")
+
+class Owner(Protocol):
+    """slot: the number of the owner's node."""
+
+    @property
+    def slot(self) -> int: ...
+
+
+OwnerT = TypeVar("OwnerT", bound=Owner)
 HOLDER_LIMIT = 2**24
 
 
@@ -46,8 +55,9 @@ class Holder(Generic[OwnerT]):
 class HolderTable(Generic[OwnerT]):
     """Gives out holder numbers and takes them back."""
 
-    def __init__(self, index: BlockIndex, new_sketch: Callable[[], BlockSketch]) -> None:
+    def __init__(self, index: BlockIndex, new_sketch: Callable[[], BlockSketch], *, mirrors: Sequence[Mirror] = ()) -> None:
         self._index = index
+        self._mirrors = mirrors
         self.new_sketch = new_sketch
         self._by_number: list[Holder[OwnerT] | None] = []
         self._free: list[int] = []
@@ -70,8 +80,15 @@ class HolderTable(Generic[OwnerT]):
             return None
         holder = Holder(number, owner, namespace, tier, self.new_sketch(), visible)
         self._by_number[number] = holder
+        self._tell(holder)
         self.touch()
         return holder
+
+    def show(self, holder: Holder[OwnerT]) -> None:
+        """Makes it visible."""
+        holder.visible = True
+        self._tell(holder)
+        self.touch()
 
     def drop(self, holder: Holder[OwnerT]) -> int:
         """The holder is gone everywhere; O(sets). Returns how many blocks lost it."""
@@ -84,3 +101,7 @@ class HolderTable(Generic[OwnerT]):
     def touch(self) -> None:
         """What lookups may return has changed."""
         self.generation += 1
+
+    def _tell(self, holder: Holder[OwnerT]) -> None:
+        for mirror in self._mirrors:
+            mirror.holder(holder.number, holder.owner.slot, holder.namespace, holder.tier, holder.visible)

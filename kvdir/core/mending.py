@@ -78,10 +78,9 @@ class Mender:
     def _swap(self, stream: Stream, intake: SnapshotIntake, now_s: float) -> None:
         old, stream.holders, stream.fresh = stream.holders, stream.fresh, {}
         for holder in stream.holders.values():
-            holder.visible = True
+            self._holders.show(holder)
         for holder in old.values():
             self._ingest.drop(holder)
-        self._holders.touch()
         stream.intake, stream.restored = None, False
         stream.recent.forget(intake.at_seq)
         stream.unconfirmed_blocks = 0

@@ -6,11 +6,15 @@ under it are skipped and counted (fail closed). Bounded in number.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from kvdir.errors import NamespaceError, UnknownNamespace
 from kvdir.namespace import Namespace
+
+if TYPE_CHECKING:
+    from kvdir.core.mirror import Mirror
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +39,9 @@ class KnownNamespace:
 class NamespaceTable:
     """Every namespace some stream announced."""
 
-    def __init__(self, *, limit: int) -> None:
+    def __init__(self, *, limit: int, mirrors: Sequence[Mirror] = ()) -> None:
         self._limit = limit
+        self._mirrors = mirrors
         self._known: dict[bytes, KnownNamespace] = {}
 
     def __len__(self) -> int:
@@ -75,10 +80,14 @@ class NamespaceTable:
         if namespace.block_bytes != announced.block_bytes:
             return f"it says {announced.block_bytes} bytes a block, its fields give {namespace.block_bytes}"
         scope = int.from_bytes(namespace.digest[:8], "little")
-        self._known[namespace.digest] = KnownNamespace(namespace.digest, namespace, scope, namespace.block_bytes)
+        known = self._known[namespace.digest] = KnownNamespace(namespace.digest, namespace, scope, namespace.block_bytes)
+        for mirror in self._mirrors:
+            mirror.namespace(known)
         return ""
 
     def keep(self, used: Iterable[bytes]) -> None:
         """Forgets every namespace that no stream announces any more."""
-        wanted = set(used)
-        self._known = {digest: known for digest, known in self._known.items() if digest in wanted}
+        for digest in self._known.keys() - set(used):
+            del self._known[digest]
+            for mirror in self._mirrors:
+                mirror.namespace_gone(digest)

@@ -61,7 +61,8 @@ class Stream:
     leave it out. reported: the state that was last said in an effect. connection: which call speaks for it now, since opened_s;
     compared: it has stated figures of its own. suspects: where those differed at the last comparison. sketchable: it states
     digests. sketch_*: of the last request. unconfirmed_blocks: stored since the owner's sum was last equal to ours.
-    met_s: when a reader last met its owner. restored: its holders come from a checkpoint and are hints.
+    met_s: when a reader last met its owner. restored: its holders come from a checkpoint and are hints. slot: of its node.
+    told_*: what mirrors were told last.
     """
 
     node: str
@@ -89,6 +90,9 @@ class Stream:
     hidden: bool = False
     met_s: float = float("-inf")
     restored: bool = False
+    slot: int = 0
+    told_state: StreamState | None = None
+    told_heard_s: float = float("-inf")
     reported: StreamState | None = None
     recent: RecentStores = field(default_factory=RecentStores)
     _trust: NodeTrust | None = None
@@ -139,9 +143,13 @@ class Stream:
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """stream: the current one, or None after it left. fenced: epochs that may not publish, with the epoch that took over."""
+    """stream: the current one, or None before the first. fenced: epochs that may not publish, with the epoch that took over.
+
+    slot: a small number that stands for the node as long as it is known.
+    """
 
     name: str
+    slot: int
     stream: Stream | None = None
     fenced: OrderedDict[int, int] = field(default_factory=OrderedDict)
 

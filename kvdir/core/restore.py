@@ -16,7 +16,7 @@ from kvdir.core.checkpoint import CheckpointRefused, Head, decode_blocks, decode
 from kvdir.core.directory import Directory
 from kvdir.core.holders import Holder
 from kvdir.core.namespaces import Announced
-from kvdir.core.node import Node, Stream
+from kvdir.core.node import Stream
 from kvdir.core.story import Kind
 from kvdir.core.stream import StreamCursor
 from kvdir.location import Tier
@@ -77,10 +77,12 @@ def _node(
         holders.update({int(number): None for _, _, number in fields["holders"]})
         return
     cursor = StreamCursor(directory.limits.repair, now_s=now_s, tallies=directory.repairs)
-    stream = Stream(name, epoch, cursor, str(fields["peer_address"]), int(fields["started_unix_ms"]), restored=True)
+    node = directory.add_node(name)
+    stream = node.stream = Stream(
+        name, epoch, cursor, str(fields["peer_address"]), int(fields["started_unix_ms"]), restored=True, slot=node.slot
+    )
     known = {bytes.fromhex(digest) for digest in fields["namespaces"]}
     stream.namespaces = frozenset(digest for digest in known if directory.namespaces.get(digest) is not None)
-    node = directory.nodes[name] = Node(name, stream)
     for old, newer in fields["fenced"]:
         node.remember_fence(int(old), int(newer))
     for hexadecimal, tier, number in fields["holders"]:
