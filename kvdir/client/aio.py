@@ -3,13 +3,16 @@
 Rules: every call ends by its deadline, connecting and trying other coordinators included; errors are those of
 kvdir.errors; a node that is not known, a block that is not held are values. One client belongs to one event loop.
 Interleaving: a channel is never closed while other calls may use it; a failed one is only doubted, so that the next call
-waits for the connection, with its own deadline, before it is sent.
+waits for the connection, with its own deadline, before it is sent. Of two questions in a race the slower one is cancelled and
+awaited before the answer is returned.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from asyncio import CancelledError
+from collections.abc import AsyncIterator, Collection, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -19,8 +22,9 @@ import grpc.aio
 from kvdir.client import calls
 from kvdir.client.addresses import Addresses
 from kvdir.client.calls import Call, Reconciled
+from kvdir.client.race import Race, RaceCounters
 from kvdir.core.answer import Lookup, LookupMode
-from kvdir.core.feedback import Feedback, StaleReport
+from kvdir.core.feedback import Feedback, StaleReport, combined
 from kvdir.core.quota_views import QuotasView
 from kvdir.core.views import DumpPart, NodeView, StatusView, SumsView
 from kvdir.errors import DeadlineExceeded, KvdirError, Unavailable
@@ -36,17 +40,22 @@ AnswerT = TypeVar("AnswerT")
 
 
 class DirectoryClient:
-    """Asks any of several coordinators. deadline_s: of calls that give none; connect_timeout_s: for one connect."""
+    """Asks any of several coordinators. deadline_s: of calls that give none; connect_timeout_s: for one connect.
+
+    name: of who asks; different ones begin at different coordinators. Empty: in the order given. races: what failing over cost.
+    """
 
     def __init__(
         self,
         addresses: str | Sequence[str],
         *,
+        name: str = "",
         deadline_s: float = 2.0,
         connect_timeout_s: float = 0.5,
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
     ) -> None:
-        self._addresses = Addresses(addresses)
+        self.races = RaceCounters()
+        self._addresses = Addresses(addresses, name=name)
         self._deadline_s = deadline_s
         self._connect_timeout_s = connect_timeout_s
         self._options = client_options(max_message_bytes=max_message_bytes)
@@ -87,8 +96,11 @@ class DirectoryClient:
         )
 
     async def report_stale(self, report: StaleReport, *, deadline_s: float | None = None) -> Feedback:
-        """Tells that an owner answered "absent" for blocks the directory named."""
-        return await self._call(calls.report_stale(report), deadline_s)
+        """Tells every coordinator that an owner answered "absent" for blocks the directory named; see feedback.combined.
+
+        Raises Unavailable or DeadlineExceeded only when none has heard it.
+        """
+        return combined(await self._everywhere(calls.report_stale(report), deadline_s))
 
     async def nodes(self, *, deadline_s: float | None = None) -> tuple[NodeView, ...]:
         """Every node one coordinator knows, by name."""
@@ -136,18 +148,68 @@ class DirectoryClient:
             raise from_rpc_error(error, target=address) from error
 
     async def _call(self, call: Call[AnswerT], deadline_s: float | None) -> AnswerT:
-        end_s = time.monotonic() + (self._deadline_s if deadline_s is None else deadline_s)
+        now_s = time.monotonic()
+        end_s = now_s + (self._deadline_s if deadline_s is None else deadline_s)
+        race = Race(self._addresses, self.races, now_s=now_s, end_s=end_s, hedged=call.hedged)
+        if race.hedged:
+            return await self._hedged(call, race)
         failure: KvdirError | None = None
-        for address, until_s in self._addresses.shares(end_s, clock=time.monotonic):
+        while (turn := race.begin(time.monotonic())) is not None:
+            address, until_s = turn
             try:
                 answer = await self._try(call, address, until_s)
             except (Unavailable, DeadlineExceeded) as error:
                 failure = error
-                self._addresses.failed(address, now_s=time.monotonic())
+                race.lost(address, time.monotonic())
             else:
-                self._addresses.answered(address)
+                race.won(address, time.monotonic())
                 return answer
         raise failure or DeadlineExceeded("no coordinator was asked: the deadline had passed")
+
+    async def _hedged(self, call: Call[AnswerT], race: Race) -> AnswerT:
+        failure: KvdirError | None = None
+        under_way: dict[asyncio.Task[AnswerT], str] = {}
+        try:
+            while True:
+                now_s = time.monotonic()
+                if not under_way or race.hedge_due(now_s):
+                    turn = race.begin(now_s)
+                    if turn is not None:
+                        under_way[asyncio.create_task(self._try(call, *turn))] = turn[0]
+                    elif not under_way:
+                        raise failure or DeadlineExceeded("no coordinator was asked: the deadline had passed")
+                timeout_s = race.wait_s(now_s)
+                done, _ = await asyncio.wait(under_way, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    address = under_way.pop(task)
+                    try:
+                        answer = _result(task, address)
+                    except (Unavailable, DeadlineExceeded) as error:
+                        failure = error
+                        race.lost(address, time.monotonic())
+                    else:
+                        race.won(address, time.monotonic())
+                        return answer
+        finally:
+            await _cancel(under_way)
+
+    async def _everywhere(self, call: Call[AnswerT], deadline_s: float | None) -> list[AnswerT]:
+        """Asks all at once; the answers that came. Raises one of the failures when none did."""
+        end_s = time.monotonic() + (self._deadline_s if deadline_s is None else deadline_s)
+        listed = self._addresses.order(now_s=time.monotonic())
+        outcomes = await asyncio.gather(*(self._try(call, address, end_s) for address in listed), return_exceptions=True)
+        answers: list[AnswerT] = []
+        failure: BaseException = Unavailable("no coordinator is known")
+        for address, outcome in zip(listed, outcomes, strict=True):
+            if not isinstance(outcome, BaseException):
+                answers.append(outcome)
+                continue
+            failure = Unavailable(f"{address}: the connection was lost") if isinstance(outcome, CancelledError) else outcome
+            if isinstance(outcome, Unavailable | DeadlineExceeded):
+                self._addresses.failed(address, now_s=time.monotonic())
+        if not answers:
+            raise failure
+        return answers
 
     async def _try(self, call: Call[AnswerT], address: str, end_s: float) -> AnswerT:
         method = self._methods.get((address, call.method))
@@ -180,3 +242,17 @@ class DirectoryClient:
     def _doubt(self, address: str) -> None:
         for key in [key for key in self._methods if key[0] == address]:
             del self._methods[key]
+
+
+def _result(task: asyncio.Task[AnswerT], address: str) -> AnswerT:
+    """Raises what the question raised. Nobody here cancelled it, so if somebody did, it was the channel."""
+    if task.cancelled():
+        raise Unavailable(f"{address}: the connection was lost")
+    return task.result()
+
+
+async def _cancel(tasks: Collection[asyncio.Task[AnswerT]]) -> None:
+    """Returns when all have ended; whatever they raise is not wanted any more."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

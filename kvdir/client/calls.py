@@ -27,12 +27,16 @@ AnswerT = TypeVar("AnswerT")
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[AnswerT]):
-    """method: "/package.Service/Method". Every call may be sent again to another coordinator: none of them counts twice."""
+    """method: "/package.Service/Method". Every call may be sent again to another coordinator: none of them counts twice.
+
+    hedged: short, and changes nothing, so that a second coordinator may be asked beside a slow one.
+    """
 
     method: str
     request: Any
     response: type[Any]
     read: Callable[[Any], AnswerT]
+    hedged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +52,7 @@ def lookup(
     namespace_digest: bytes, fingerprints: Fingerprints, *, mode: LookupMode, touch: bool, min_trust: MinTrust = MinTrust.ANY
 ) -> Call[Lookup]:
     request = encode_lookup_request(namespace_digest, fingerprints, mode=mode, touch=touch, min_trust=min_trust)
-    return Call("/kvdir.v1.Directory/Lookup", request, directory_pb2.LookupResponse, decode_lookup)
+    return Call("/kvdir.v1.Directory/Lookup", request, directory_pb2.LookupResponse, decode_lookup, hedged=True)
 
 
 def report_stale(report: StaleReport) -> Call[Feedback]:

@@ -5,6 +5,7 @@ Thread-safe: gRPC's blocking channels are, and what is kept beside them changes 
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -16,8 +17,9 @@ import grpc
 from kvdir.client import calls
 from kvdir.client.addresses import Addresses
 from kvdir.client.calls import Call, Reconciled
+from kvdir.client.race import Race, RaceCounters
 from kvdir.core.answer import Lookup, LookupMode
-from kvdir.core.feedback import Feedback, StaleReport
+from kvdir.core.feedback import Feedback, StaleReport, combined
 from kvdir.core.quota_views import QuotasView
 from kvdir.core.views import DumpPart, NodeView, StatusView, SumsView
 from kvdir.errors import DeadlineExceeded, KvdirError, Unavailable
@@ -39,11 +41,13 @@ class Client:
         self,
         addresses: str | Sequence[str],
         *,
+        name: str = "",
         deadline_s: float = 2.0,
         connect_timeout_s: float = 0.5,
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
     ) -> None:
-        self._addresses = Addresses(addresses)
+        self.races = RaceCounters()
+        self._addresses = Addresses(addresses, name=name)
         self._deadline_s = deadline_s
         self._connect_timeout_s = connect_timeout_s
         self._options = client_options(max_message_bytes=max_message_bytes)
@@ -80,8 +84,11 @@ class Client:
         return self._call(calls.lookup(namespace_digest, fingerprints, mode=mode, touch=touch, min_trust=min_trust), deadline_s)
 
     def report_stale(self, report: StaleReport, *, deadline_s: float | None = None) -> Feedback:
-        """Tells that an owner answered "absent" for blocks the directory named."""
-        return self._call(calls.report_stale(report), deadline_s)
+        """Tells every coordinator that an owner answered "absent" for blocks the directory named; see feedback.combined.
+
+        Raises Unavailable or DeadlineExceeded only when none has heard it.
+        """
+        return combined(self._everywhere(calls.report_stale(report), deadline_s))
 
     def nodes(self, *, deadline_s: float | None = None) -> tuple[NodeView, ...]:
         """Every node one coordinator knows, by name."""
@@ -128,19 +135,86 @@ class Client:
             raise from_rpc_error(error, target=address) from error
 
     def _call(self, call: Call[AnswerT], deadline_s: float | None) -> AnswerT:
-        end_s = time.monotonic() + (self._deadline_s if deadline_s is None else deadline_s)
+        now_s = time.monotonic()
+        end_s = now_s + (self._deadline_s if deadline_s is None else deadline_s)
+        race = Race(self._addresses, self.races, now_s=now_s, end_s=end_s, hedged=call.hedged)
+        if race.hedged:
+            return self._hedged(call, race)
         failure: KvdirError | None = None
-        for address, until_s in self._addresses.shares(end_s, clock=time.monotonic):
+        while (turn := race.begin(time.monotonic())) is not None:
+            address, until_s = turn
             try:
                 answer = self._try(call, address, until_s)
             except (Unavailable, DeadlineExceeded) as error:
                 failure = error
                 self._ready.discard(address)
-                self._addresses.failed(address, now_s=time.monotonic())
+                race.lost(address, time.monotonic())
             else:
-                self._addresses.answered(address)
+                race.won(address, time.monotonic())
                 return answer
         raise failure or DeadlineExceeded("no coordinator was asked: the deadline had passed")
+
+    def _hedged(self, call: Call[AnswerT], race: Race) -> AnswerT:
+        """Without a thread per question: gRPC says in `ended` which one has ended, after its own deadline at the latest."""
+        failure: KvdirError | None = None
+        ended: queue.SimpleQueue[str] = queue.SimpleQueue()
+        under_way: dict[str, Any] = {}
+        try:
+            while True:
+                now_s = time.monotonic()
+                if not under_way or race.hedge_due(now_s):
+                    turn = race.begin(now_s)
+                    if turn is not None:
+                        under_way[turn[0]] = self._begin(call, *turn, ended=ended)
+                    elif not under_way:
+                        raise failure or DeadlineExceeded("no coordinator was asked: the deadline had passed")
+                try:
+                    address = ended.get(timeout=race.wait_s(now_s))
+                except queue.Empty:
+                    continue
+                try:
+                    answer = call.read(under_way.pop(address).result())
+                except (grpc.RpcError, grpc.FutureCancelledError) as error:
+                    failure = _error_of(error, address)
+                    if not isinstance(failure, Unavailable | DeadlineExceeded):
+                        raise failure from error
+                    race.lost(address, time.monotonic())
+                else:
+                    race.won(address, time.monotonic())
+                    return answer
+        finally:
+            for future in under_way.values():
+                future.cancel()
+
+    def _everywhere(self, call: Call[AnswerT], deadline_s: float | None) -> list[AnswerT]:
+        """Asks all at once; the answers that came. Raises one of the failures when none did."""
+        end_s = time.monotonic() + (self._deadline_s if deadline_s is None else deadline_s)
+        ended: queue.SimpleQueue[str] = queue.SimpleQueue()
+        listed = self._addresses.order(now_s=time.monotonic())
+        futures = {address: self._begin(call, address, end_s, ended=ended) for address in listed}
+        answers: list[AnswerT] = []
+        failure: KvdirError = Unavailable("no coordinator is known")
+        for address, future in futures.items():
+            try:
+                answers.append(call.read(future.result()))
+            except (grpc.RpcError, grpc.FutureCancelledError) as error:
+                failure = _error_of(error, address)
+                if isinstance(failure, Unavailable | DeadlineExceeded):
+                    self._addresses.failed(address, now_s=time.monotonic())
+        if not answers:
+            raise failure
+        return answers
+
+    def _begin(self, call: Call[AnswerT], address: str, end_s: float, *, ended: queue.SimpleQueue[str]) -> Any:
+        """Sends; connecting is part of the question: refused is an error at once, no answer one at the deadline."""
+        method: Any = self._channel(address).unary_unary(
+            call.method,
+            request_serializer=type(call.request).SerializeToString,
+            response_deserializer=call.response.FromString,
+        )
+        future = method.future(call.request, timeout=max(0.0, end_s - time.monotonic()))
+        future.add_done_callback(lambda _: ended.put(address))
+        return future
 
     def _try(self, call: Call[AnswerT], address: str, end_s: float) -> AnswerT:
         method: Any = self._connected(address, end_s).unary_unary(
@@ -156,11 +230,15 @@ class Client:
         except grpc.RpcError as error:
             raise from_rpc_error(error, target=address) from error
 
-    def _connected(self, address: str, end_s: float) -> grpc.Channel:
+    def _channel(self, address: str) -> grpc.Channel:
         with self._connecting:
             channel = self._channels.get(address)
             if channel is None:
                 channel = self._channels[address] = grpc.insecure_channel(address, options=self._options)
+        return channel
+
+    def _connected(self, address: str, end_s: float) -> grpc.Channel:
+        channel = self._channel(address)
         if address in self._ready:
             return channel
         timeout_s = max(0.0, min(self._connect_timeout_s, end_s - time.monotonic()))
@@ -170,3 +248,9 @@ class Client:
             raise Unavailable(f"{address}: no connection within {timeout_s:.2g} s; is the server running?") from None
         self._ready.add(address)
         return channel
+
+
+def _error_of(error: Exception, address: str) -> KvdirError:
+    if isinstance(error, grpc.RpcError):
+        return from_rpc_error(error, target=address)
+    return Unavailable(f"{address}: the connection was closed")

@@ -7,6 +7,7 @@ owner's own figures agree with ours (reconcile.py); if they disagree, the owner 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,11 @@ class Feedback:
 
     removed: int
     ignored_reason: str = ""
+
+
+def combined(answers: Sequence[Feedback]) -> Feedback:
+    """One report's answers of several coordinators, which need not hold the same: the one that did most. At least one."""
+    return max(answers, key=lambda item: (item.removed, not item.ignored_reason))
 
 
 def take_feedback(index: BlockIndex, stream: Stream | None, report: StaleReport, *, now_s: float) -> Feedback:

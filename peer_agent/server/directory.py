@@ -30,7 +30,7 @@ class Coordinators:
     """Implements peer_agent.server.load.Directory over any of several coordinators. timeout_s: the longest any call waits."""
 
     def __init__(self, addresses: Sequence[str], *, node: str, timeout_s: float, clock: Callable[[], float]) -> None:
-        self._client = DirectoryClient(addresses, deadline_s=timeout_s, connect_timeout_s=timeout_s)
+        self._client = DirectoryClient(addresses, name=node, deadline_s=timeout_s, connect_timeout_s=timeout_s)
         self._node = node
         self._timeout_s = timeout_s
         self._clock = clock

@@ -1,0 +1,128 @@
+"""Clients beside coordinators that are gone, hang, or are slow but alive: the answer comes inside the deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from kvdir.client.aio import DirectoryClient
+from kvdir.client.sync import Client
+from kvdir.core.answer import Lookup
+from kvdir.core.feedback import StaleReport
+from kvdir.core.outbox import OwnerOutbox
+from kvdir.errors import Unavailable
+from kvdir.location import Tier
+from kvdir.testing.fake_node import EXAMPLE_NAMESPACE, FakeNode, some_fingerprints
+from kvdir.testing.served import Served, serving
+from peer_agent.testing.link import Link, link_to
+
+BLOCKS = some_fingerprints(50)
+SLOW_S = 0.3
+Ask = Callable[[], "asyncio.Future[Lookup]"]
+
+
+@contextlib.asynccontextmanager
+async def two_coordinators() -> AsyncIterator[tuple[Served, Served, Link]]:
+    """Both know the same node; the first is reached over a link."""
+    async with serving() as first, serving() as second:
+        host, _, port = first.address.rpartition(":")
+        outbox = OwnerOutbox(max_events=1000)
+        async with (
+            link_to(host, int(port)) as link,
+            FakeNode(first.address, "n1", outbox=outbox) as one,
+            FakeNode(second.address, "n1", epoch=one.epoch, outbox=outbox) as other,
+        ):
+            one.store(BLOCKS)
+            other.held = one.held
+            await one.synced()
+            await other.synced()
+            yield first, second, link
+
+
+@pytest.fixture(params=["aio", "sync"])
+async def client_of(request: pytest.FixtureRequest) -> AsyncIterator[Callable[[str], tuple[object, Ask]]]:
+    """Makes a client of some addresses, and what asks it."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        def make(addresses: str) -> tuple[object, Ask]:
+            if request.param == "aio":
+                client = DirectoryClient(addresses, deadline_s=5.0)
+                stack.push_async_callback(client.close)
+                return client, lambda: asyncio.ensure_future(client.lookup(EXAMPLE_NAMESPACE.digest, BLOCKS))
+            blocking = Client(addresses, deadline_s=5.0)
+            stack.callback(blocking.close)
+            return blocking, lambda: asyncio.ensure_future(asyncio.to_thread(blocking.lookup, EXAMPLE_NAMESPACE.digest, BLOCKS))
+
+        yield make
+
+
+async def test_slow_coordinator_costs_one_patience_and_is_asked_later(client_of: Callable[[str], tuple[object, Ask]]) -> None:
+    async with two_coordinators() as (_, second, link):
+        client, ask = client_of(f"127.0.0.1:{link.port},{second.address}")
+        assert (await ask()).hits == 50  # connected
+        link.down.lose(1.0, retransmit_s=SLOW_S)
+        began_s = time.monotonic()
+        assert (await ask()).hits == 50
+        assert time.monotonic() - began_s < SLOW_S, "it did not wait for the slow one"
+        races = client.races  # type: ignore[attr-defined]
+        assert (races.hedges, races.hedges_won) == (1, 1)
+        passed = link.up.passed_bytes
+        for _ in range(5):
+            assert (await ask()).hits == 50
+        assert races.hedges == 1, "the others did not ask the slow one first"
+        assert link.up.passed_bytes - passed < 500, "nor beside the other"
+
+
+async def test_answer_comes_from_the_other_when_the_first_hangs(client_of: Callable[[str], tuple[object, Ask]]) -> None:
+    async with two_coordinators() as (_, second, link):
+        _, ask = client_of(f"127.0.0.1:{link.port},{second.address}")
+        assert (await ask()).hits == 50
+        link.down.cut()
+        began_s = time.monotonic()
+        answers = await asyncio.gather(*(ask() for _ in range(20)))
+        assert [answer.hits for answer in answers] == [50] * 20
+        assert time.monotonic() - began_s < 1.0, "a hang costs the patience, not a share of the deadline"
+
+
+async def test_answer_comes_from_the_other_when_the_first_is_gone(client_of: Callable[[str], tuple[object, Ask]]) -> None:
+    async with two_coordinators() as (_, second, _):
+        client, ask = client_of(f"127.0.0.1:1,{second.address}")
+        assert (await ask()).hits == 50
+        assert client.races.moved_on + client.races.hedges == 1  # type: ignore[attr-defined]
+
+
+async def test_error_names_the_address_when_nobody_is_there(client_of: Callable[[str], tuple[object, Ask]]) -> None:
+    _, ask = client_of("127.0.0.1:1,127.0.0.1:2")
+    began_s = time.monotonic()
+    with pytest.raises(Unavailable, match=r"127\.0\.0\.1:[12]"):
+        await ask()
+    assert time.monotonic() - began_s < 5.0
+
+
+async def test_nothing_runs_on_when_a_hedged_question_is_cancelled() -> None:
+    async with two_coordinators() as (_, _, link), DirectoryClient(f"127.0.0.1:{link.port},127.0.0.1:1") as client:
+        await client.lookup(EXAMPLE_NAMESPACE.digest, BLOCKS)
+        link.down.cut()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(client.lookup(EXAMPLE_NAMESPACE.digest, BLOCKS), 0.1)
+        assert [task for task in asyncio.all_tasks() if "DirectoryClient" in repr(task)] == []
+
+
+async def test_every_coordinator_hears_of_stale_blocks_also_when_one_is_away(
+    client_of: Callable[[str], tuple[object, Ask]],
+) -> None:
+    async with two_coordinators() as (first, second, link):
+        client, ask = client_of(f"127.0.0.1:{link.port},127.0.0.1:1,{second.address}")
+        answer = await ask()
+        report = StaleReport(
+            "n1", answer.nodes[0].epoch, 10, EXAMPLE_NAMESPACE.digest, Tier.CPU, BLOCKS.slice(0, 3), reporter="test"
+        )
+        told = await asyncio.to_thread(client.report_stale, report)  # type: ignore[attr-defined]
+        feedback = await told if asyncio.iscoroutine(told) else told
+        assert feedback.removed == 3
+        for served in (first, second):
+            assert (await served.client.lookup(EXAMPLE_NAMESPACE.digest, BLOCKS)).hits == 47
