@@ -4,6 +4,8 @@
     with kvdir.connect("127.0.0.1:7400") as directory:
         answer = directory.lookup(namespace.digest, fingerprints)
 
+On a node whose agent keeps a replica, `kvdir.attach()` answers the same from shared memory, without a call.
+
 Names are loaded when they are used: `import kvdir` alone pulls in neither grpc nor numpy nor torch.
 """
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvdir.client.aio import DirectoryClient
+    from kvdir.client.attached import Attached, attach
     from kvdir.client.sync import Client
     from kvdir.core.answer import Lookup, LookupMode
     from kvdir.errors import KvdirError
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Attached",
     "Client",
     "DirectoryClient",
     "Fingerprints",
@@ -39,10 +43,12 @@ __all__ = [
     "StreamState",
     "Tier",
     "__version__",
+    "attach",
     "connect",
 ]
 
 _HOMES = {
+    "Attached": "kvdir.client.attached",
     "Client": "kvdir.client.sync",
     "DirectoryClient": "kvdir.client.aio",
     "Fingerprints": "kvdir.fingerprint",
@@ -55,6 +61,7 @@ _HOMES = {
     "StateGroup": "kvdir.namespace",
     "StreamState": "kvdir.location",
     "Tier": "kvdir.location",
+    "attach": "kvdir.client.attached",
 }
 
 

@@ -246,6 +246,8 @@ class Directory:
         feedback = take_feedback(self.index, stream, report, now_s=now_s)
         self.story.feedback(now_s, report, feedback)
         self.counters.stale_blocks += feedback.removed
+        if feedback.removed and stream is not None:
+            stream.told_heard_s = float("-inf")  # of fewer blocks another share is confirmed: mirrors hear of it with the tick
         if feedback.ignored_reason:
             self.counters.stale_reports_ignored += 1
         return feedback

@@ -52,7 +52,7 @@ class AttachRequest(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., engine: _Optional[str] = ..., namespace_digest: _Optional[bytes] = ..., namespace_canonical_json: _Optional[bytes] = ..., prefill_tokens_per_s: _Optional[float] = ...) -> None: ...
 
 class AttachResponse(_message.Message):
-    __slots__ = ("protocol_version", "node", "epoch", "session", "arena_path", "arena_id", "arena_bytes", "block_bytes", "block_tokens", "slots", "max_fingerprints")
+    __slots__ = ("protocol_version", "node", "epoch", "session", "arena_path", "arena_id", "arena_bytes", "block_bytes", "block_tokens", "slots", "max_fingerprints", "replica_path", "coordinators")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -64,6 +64,8 @@ class AttachResponse(_message.Message):
     BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     MAX_FINGERPRINTS_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_PATH_FIELD_NUMBER: _ClassVar[int]
+    COORDINATORS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     node: str
     epoch: int
@@ -75,7 +77,9 @@ class AttachResponse(_message.Message):
     block_tokens: int
     slots: int
     max_fingerprints: int
-    def __init__(self, protocol_version: _Optional[int] = ..., node: _Optional[str] = ..., epoch: _Optional[int] = ..., session: _Optional[int] = ..., arena_path: _Optional[str] = ..., arena_id: _Optional[bytes] = ..., arena_bytes: _Optional[int] = ..., block_bytes: _Optional[int] = ..., block_tokens: _Optional[int] = ..., slots: _Optional[int] = ..., max_fingerprints: _Optional[int] = ...) -> None: ...
+    replica_path: str
+    coordinators: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, protocol_version: _Optional[int] = ..., node: _Optional[str] = ..., epoch: _Optional[int] = ..., session: _Optional[int] = ..., arena_path: _Optional[str] = ..., arena_id: _Optional[bytes] = ..., arena_bytes: _Optional[int] = ..., block_bytes: _Optional[int] = ..., block_tokens: _Optional[int] = ..., slots: _Optional[int] = ..., max_fingerprints: _Optional[int] = ..., replica_path: _Optional[str] = ..., coordinators: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ReserveRequest(_message.Message):
     __slots__ = ("session", "fingerprints", "lease_ms", "release", "from_device")

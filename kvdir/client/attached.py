@@ -1,0 +1,155 @@
+"""Lookups for an engine: from the replica of its node, in microseconds; else from a coordinator; else "no hits", and why.
+
+    directory = kvdir.attach(coordinators="10.0.0.5:7400")
+    answer = directory.lookup(namespace.digest, fingerprints)     # answer.source, answer.lag_s, answer.reason
+
+Rules: the caller's own mistakes raise (widths, too many fingerprints), everything else is an answer; a lookup ends by its
+deadline; coordinators that do not answer cost one lookup its deadline per pause, not every one. Thread-safe. After a fork the
+child makes connections of its own. No asyncio; gRPC is imported with the first lookup that needs it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from kvdir.client.replica_reader import DEAD_AFTER_S, ReplicaReader, ReplicaStatus, nobody
+from kvdir.core.answer import Lookup, LookupMode
+from kvdir.errors import InvalidInput, KvdirError, TooLarge
+from kvdir.fingerprint import Fingerprints
+from kvdir.location import MinTrust
+
+if TYPE_CHECKING:
+    from kvdir.client.sync import Client
+
+DEADLINE_S = 0.2
+PAUSE_S = 0.5
+PAUSE_MAX_S = 5.0
+
+
+class Attached:
+    """See the module docstring. Use `kvdir.attach`."""
+
+    def __init__(self, replica: ReplicaReader, *, coordinators: str = "", deadline_s: float = DEADLINE_S) -> None:
+        self._replica = replica
+        self._coordinators = coordinators
+        self._deadline_s = deadline_s
+        self._client: Client | None = None
+        self._inherited: Client | None = None
+        self._pid = 0
+        self._connecting = threading.Lock()
+        self._failures = 0
+        self._skip_until_s = 0.0
+        self._failure = ""
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes connections; later lookups are answered by nobody. Idempotent."""
+        self._closed = True
+        self._drop_client()
+
+    def use(self, path: str, *, coordinators: str = "") -> None:
+        """What an agent says: where its region is ("": it keeps none), and whom to ask beside it."""
+        self._replica.move(path)
+        if coordinators != self._coordinators:
+            self._coordinators = coordinators
+            self._drop_client()
+
+    @property
+    def replica(self) -> ReplicaStatus:
+        """Whether lookups are answered from shared memory now, and why not."""
+        return self._replica.status()
+
+    def lookup(
+        self,
+        namespace_digest: bytes,
+        fingerprints: Fingerprints,
+        *,
+        mode: LookupMode = LookupMode.SPARSE,
+        min_trust: MinTrust = MinTrust.ANY,
+        deadline_s: float | None = None,
+    ) -> Lookup:
+        """Who is said to hold which of the blocks; nodes below min_trust are left out, and counted in `below_trust`.
+
+        deadline_s: for asking a coordinator. Raises InvalidInput and TooLarge, nothing else.
+        """
+        if self._closed:
+            return nobody(len(fingerprints), "this was closed")
+        answer = self._replica.lookup(namespace_digest, fingerprints, mode=mode, min_trust=min_trust)
+        if answer.source != "none":
+            return answer
+        if not self._coordinators:
+            return replace(answer, reason=f"{answer.reason}; no coordinators were given")
+        now_s = time.monotonic()
+        if now_s < self._skip_until_s:
+            return replace(answer, reason=f"{answer.reason}; {self._failure}; not asked again yet")
+        try:
+            client = self._connected()
+            wait_s = self._deadline_s if deadline_s is None else deadline_s
+            found = client.lookup(namespace_digest, fingerprints, mode=mode, min_trust=min_trust, deadline_s=wait_s)
+        except (InvalidInput, TooLarge):
+            raise
+        except KvdirError as error:
+            self._failed(error)
+            return replace(answer, reason=f"{answer.reason}; {error}")
+        self._failures = 0
+        return found
+
+    def _failed(self, error: KvdirError) -> None:
+        """What was refused at once costs nothing, so it pauses nothing."""
+        self._failure = str(error)
+        if error.retriable:
+            self._skip_until_s = time.monotonic() + min(PAUSE_S * 2**self._failures, PAUSE_MAX_S)
+            self._failures = min(self._failures + 1, 16)
+
+    def _connected(self) -> Client:
+        from kvdir.client.sync import Client
+
+        client, pid = self._client, os.getpid()
+        if client is not None and self._pid == pid:
+            return client
+        if self._pid != pid:  # after a fork: the parent's connections are not ours to close, its threads may have held the lock
+            self._inherited, self._client, self._pid = client, None, pid
+            self._connecting = threading.Lock()
+        with self._connecting:
+            if self._client is None:
+                self._client = Client(self._coordinators, deadline_s=self._deadline_s, connect_timeout_s=self._deadline_s)
+            return self._client
+
+    def _drop_client(self) -> None:
+        client, self._client = self._client, None
+        if client is not None and self._pid == os.getpid():
+            client.close()
+
+
+def attach(
+    path: str | None = None,
+    *,
+    coordinators: str = "",
+    deadline_s: float = DEADLINE_S,
+    max_lag_s: float = math.inf,
+    dead_after_s: float = DEAD_AFTER_S,
+) -> Attached:
+    """Lookups without a call, from the replica that the agent of this node keeps in shared memory.
+
+    path: of its region, as the agent's engine API and log say; None: the only one in /dev/shm/kvdir-*.replica. It need not be
+    there yet, and may come and go. coordinators: "host:port,..." to ask while it cannot be used. deadline_s: of that.
+    max_lag_s: how far an answer from the replica may be behind (`Lookup.lag_s` says it of each). dead_after_s: after so long
+    without a sign of life of its writer, the replica is not used.
+    """
+    return Attached(
+        ReplicaReader(path, max_lag_s=max_lag_s, dead_after_s=dead_after_s),
+        coordinators=coordinators,
+        deadline_s=deadline_s,
+    )

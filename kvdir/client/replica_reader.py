@@ -1,0 +1,173 @@
+"""Lookups in the region of this host: opened when it is there, opened again when it was replaced, and left when it is dead.
+
+Rules:
+- whatever is wrong with the region (none, another version, its writer dead, behind by more than allowed, being changed at this
+  place, a namespace it does not have) is an answer with source "none" and the reason; nothing raises, nothing waits;
+- while there is none, it is looked for at most every OPEN_EVERY_S, so that a missing agent costs a lookup next to nothing;
+- a region is let go when the last lookup that uses it has ended, never under one: nobody closes it.
+Thread-safe: what is kept changes in single steps. After a fork the child goes on with the same mapping, which is read-only.
+"""
+
+from __future__ import annotations
+
+import glob
+import importlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvdir.core.answer import Lookup, LookupMode
+from kvdir.core.region_lookup import Reader, RegionLookup
+from kvdir.core.roster import Beat
+from kvdir.errors import KvdirError
+from kvdir.fingerprint import Fingerprints
+from kvdir.location import MinTrust
+
+OPEN_EVERY_S = 0.25
+DEAD_AFTER_S = 2.0
+"""Without a beat for so long, the writer is taken for dead; one that lives beats many times a second."""
+
+DEFAULT_PLACE = "/dev/shm/kvdir-*.replica"
+"""Where agents put the region of their node unless they are told otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStatus:
+    """reason: why lookups are not answered from it; empty when they are. beat: what its writer said last."""
+
+    path: str
+    usable: bool
+    reason: str
+    beat: Beat | None
+    lag_s: float
+    silent_s: float
+
+
+class ReplicaReader:
+    """path: of the region; None: the only one in the default place, whenever there is exactly one; "": none is known yet.
+
+    max_lag_s: answers that may be further behind are not given. dead_after_s: see DEAD_AFTER_S.
+    """
+
+    def __init__(
+        self,
+        path: str | None = None,
+        *,
+        max_lag_s: float = math.inf,
+        dead_after_s: float = DEAD_AFTER_S,
+        open_region: Callable[[str], Reader] | None = None,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self.path = path
+        self._max_lag_s = max_lag_s
+        self._dead_after_s = dead_after_s
+        self._open_region = open_region or _open_region
+        self._clock_ns = clock_ns
+        self._region: RegionLookup | None = None
+        self._reason = "it was not opened yet"
+        self._next_open_ns = 0
+
+    def lookup(
+        self,
+        namespace_digest: bytes,
+        fingerprints: Fingerprints,
+        *,
+        mode: LookupMode = LookupMode.SPARSE,
+        min_trust: MinTrust = MinTrust.ANY,
+        max_lag_s: float | None = None,
+    ) -> Lookup:
+        """Who is said to hold which of the blocks; source "replica", or "none" with the reason. Microseconds.
+
+        max_lag_s: another one, for this lookup.
+        """
+        max_lag_s = self._max_lag_s if max_lag_s is None else max_lag_s
+        now_ns = self._clock_ns()
+        region = self._current(now_ns)
+        if region is None:
+            return self._nobody(fingerprints, self._reason)
+        beat = region.beat()
+        if beat is None or beat.silent_s(now_ns) > self._dead_after_s or beat.lag_s(now_ns) > max_lag_s:
+            return self._nobody(fingerprints, self._why_not(beat, now_ns, max_lag_s))
+        namespace = region.namespaces(now_ns).get(namespace_digest)
+        if namespace is None:
+            return self._nobody(fingerprints, f"namespace {namespace_digest.hex()[:16] or '(empty)'} is not in it")
+        answer, torn = region.lookup(
+            namespace, fingerprints, beat=beat, now_ns=now_ns, prefix=mode is LookupMode.PREFIX, min_trust=min_trust
+        )
+        return self._nobody(fingerprints, "its writer was changing these entries") if torn else answer
+
+    def move(self, path: str) -> None:
+        """From now on the region is looked for here; "": nowhere."""
+        if path != self.path:
+            self.path, self._region, self._next_open_ns = path, None, 0
+
+    def status(self) -> ReplicaStatus:
+        """As a lookup would find it now."""
+        now_ns = self._clock_ns()
+        region = self._current(now_ns)
+        beat = region.beat() if region is not None else None
+        reason = self._reason if region is None else self._why_not(beat, now_ns, self._max_lag_s)
+        lag_s, silent_s = (beat.lag_s(now_ns), beat.silent_s(now_ns)) if beat is not None else (math.inf, math.inf)
+        return ReplicaStatus(self.path or DEFAULT_PLACE, not reason, reason, beat, lag_s, silent_s)
+
+    def region(self) -> RegionLookup | None:
+        """What is open now, alive or not; for tools."""
+        return self._current(self._clock_ns())
+
+    def _current(self, now_ns: int) -> RegionLookup | None:
+        region = self._region
+        if self.path == "":
+            self._reason = "no agent has said where one is"
+            return None
+        if region is not None and not region.stale:
+            beat = region.beat()
+            if beat is not None and beat.silent_s(now_ns) <= self._dead_after_s:
+                return region
+        if now_ns < self._next_open_ns:
+            return region if region is not None and not region.stale else None
+        self._next_open_ns = now_ns + round(OPEN_EVERY_S * 1e9)
+        try:
+            region = RegionLookup(self._open_region(find_region() if self.path is None else self.path))
+        except (KvdirError, OSError, ValueError) as error:
+            self._region, self._reason = None, str(error)
+            return None
+        self._region = region
+        return region
+
+    def _why_not(self, beat: Beat | None, now_ns: int, max_lag_s: float) -> str:
+        if beat is None:
+            return "its writer has not said yet how current it is"
+        if beat.silent_s(now_ns) > self._dead_after_s:
+            return f"its writer (process {beat.pid}) has not been heard for {beat.silent_s(now_ns):.1f} s: does the agent run?"
+        if beat.lag_s(now_ns) > max_lag_s:
+            return f"it may be {beat.lag_s(now_ns):.1f} s behind, max_lag_s is {max_lag_s:g}"
+        return ""
+
+    def _nobody(self, fingerprints: Fingerprints, why: str) -> Lookup:
+        return nobody(len(fingerprints), f"replica{' ' if self.path else ''}{self.path or ''}: {why}")
+
+
+def nobody(asked: int, reason: str) -> Lookup:
+    """The answer when there is none: no hits."""
+    return Lookup(b"", (), (), 0, asked, source="none", reason=reason)
+
+
+def find_region() -> str:
+    """The only region in the default place. FileNotFoundError when there is none or more than one, naming them."""
+    found = sorted(glob.glob(DEFAULT_PLACE))
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise FileNotFoundError(
+            f"no region matches {DEFAULT_PLACE}: does an agent that keeps a replica run here, and is its /dev/shm ours?"
+        )
+    raise FileNotFoundError(f"{len(found)} regions here, name one: {', '.join(found)}")
+
+
+def _open_region(path: str) -> Reader:
+    opened = getattr(importlib.import_module("kvdir.index"), "RegionReader", None)
+    if opened is None:
+        raise FileNotFoundError(f"{path}: this build has no regions")
+    reader: Reader = opened(path)
+    return reader
