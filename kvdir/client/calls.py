@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from kvdir.core.answer import Lookup, LookupMode
+from kvdir.core.digests import DigestsView
 from kvdir.core.feedback import Feedback, StaleReport
 from kvdir.core.quota_views import QuotasView
 from kvdir.core.views import NodeView, StatusView, SumsView
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import MinTrust, NodeTrust
 from kvdir.rpc.admin_codec import decode_node, decode_status, decode_sums
+from kvdir.rpc.digest_codec import decode_digests
 from kvdir.rpc.event_codec import encode_stale_report
 from kvdir.rpc.lookup_codec import check_version, decode_lookup, decode_trust, encode_lookup_request
 from kvdir.rpc.story_codec import StoryAnswer, decode_quotas, decode_story
@@ -112,6 +114,15 @@ def quotas() -> Call[QuotasView]:
         return decode_quotas(response, now_s=time.monotonic())
 
     return Call("/kvdir.v1.Admin/Quotas", admin_pb2.QuotasRequest(), admin_pb2.QuotasResponse, read)
+
+
+def digests(*, node: str, sketches: bool) -> Call[DigestsView]:
+    def read(response: admin_pb2.DigestsResponse) -> DigestsView:
+        check_version(response.protocol_version)
+        return decode_digests(response)
+
+    request = admin_pb2.DigestsRequest(node=node, sketches=sketches)
+    return Call("/kvdir.v1.Admin/Digests", request, admin_pb2.DigestsResponse, read)
 
 
 DUMP_METHOD = "/kvdir.v1.Admin/Dump"

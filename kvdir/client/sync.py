@@ -19,6 +19,7 @@ from kvdir.client.addresses import Addresses
 from kvdir.client.calls import Call, Reconciled
 from kvdir.client.race import Race, RaceCounters
 from kvdir.core.answer import Lookup, LookupMode
+from kvdir.core.digests import DigestsView
 from kvdir.core.feedback import Feedback, StaleReport, combined
 from kvdir.core.quota_views import QuotasView
 from kvdir.core.views import DumpPart, NodeView, StatusView, SumsView
@@ -111,6 +112,10 @@ class Client:
     def quotas(self, *, deadline_s: float | None = None) -> QuotasView:
         """Quotas and orphans as one coordinator sees them."""
         return self._call(calls.quotas(), deadline_s)
+
+    def digests(self, *, node: str = "", sketches: bool = False, deadline_s: float | None = None) -> DigestsView:
+        """Count and digest of what one coordinator believes of every stream (kvdir.core.diff). sketches: of one node only."""
+        return self._call(calls.digests(node=node, sketches=sketches), deadline_s)
 
     def reconcile(self, node: str, *, deadline_s: float = 10.0) -> Reconciled:
         """Has the node restate what it holds; done is False when that took longer than the deadline."""

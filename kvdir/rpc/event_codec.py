@@ -111,8 +111,7 @@ def encode_heartbeat(epoch: int, heartbeat: Heartbeat) -> events_pb2.PublishRequ
 
 
 def decode_sketch(sketch: events_pb2.Sketch) -> SketchStatement:
-    parts = tuple(SketchPart(part.namespace_digest, part.tier, part.blocks, part.digest, part.encoded) for part in sketch.parts)
-    return SketchStatement(sketch.request_id, sketch.at_seq, parts)
+    return SketchStatement(sketch.request_id, sketch.at_seq, tuple(map(decode_part, sketch.parts)))
 
 
 def encode_sketch(epoch: int, statement: SketchStatement) -> events_pb2.PublishRequest:
@@ -121,18 +120,24 @@ def encode_sketch(epoch: int, statement: SketchStatement) -> events_pb2.PublishR
             epoch=epoch,
             request_id=statement.request_id,
             at_seq=statement.at_seq,
-            parts=[
-                events_pb2.SketchPart(
-                    namespace_digest=part.namespace_digest,
-                    tier=part.tier,  # type: ignore[arg-type]
-                    blocks=part.blocks,
-                    digest=part.digest,
-                    encoded=part.encoded,
-                )
-                for part in statement.parts
-            ],
+            parts=map(encode_part, statement.parts),
         )
     )
+
+
+def encode_part(part: SketchPart) -> events_pb2.SketchPart:
+    return events_pb2.SketchPart(
+        namespace_digest=part.namespace_digest,
+        tier=part.tier,  # type: ignore[arg-type]
+        blocks=part.blocks,
+        digest=part.digest,
+        encoded=part.encoded,
+    )
+
+
+def decode_part(part: events_pb2.SketchPart) -> SketchPart:
+    """Tiers as they came."""
+    return SketchPart(part.namespace_digest, part.tier, part.blocks, part.digest, part.encoded)
 
 
 def encode_sketch_request(effect: RequestSketch) -> events_pb2.PublishResponse:

@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+from kvdir.core.digests import DigestsView, stream_digests
 from kvdir.core.inspect import dump_part, node_views
 from kvdir.core.quota_views import quotas_view
 from kvdir.core.totals import sums_view
 from kvdir.errors import InvalidInput
 from kvdir.location import PROTOCOL_VERSION
 from kvdir.rpc.admin_codec import encode_node, encode_part, encode_status, encode_sums
+from kvdir.rpc.digest_codec import encode_digests
 from kvdir.rpc.lookup_codec import encode_trust
 from kvdir.rpc.story_codec import encode_quotas, encode_story
 from kvdir.server.coordinator import Coordinator
@@ -62,6 +64,13 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def Quotas(self, request: admin_pb2.QuotasRequest, context: Any) -> admin_pb2.QuotasResponse:
         coordinator, now_s = self._coordinator, self._coordinator.now_s()
         return encode_quotas(quotas_view(coordinator.quotas, coordinator.directory.orphans), now_s=now_s)
+
+    async def Digests(self, request: admin_pb2.DigestsRequest, context: Any) -> admin_pb2.DigestsResponse:
+        if request.sketches and not request.node:
+            raise InvalidInput("sketches are given for one node at a time: name the node")
+        coordinator = self._coordinator
+        streams = stream_digests(coordinator.directory, node=request.node, sketches=request.sketches, now_s=coordinator.now_s())
+        return encode_digests(DigestsView(coordinator.name, streams))
 
     async def Dump(self, request: admin_pb2.DumpRequest, context: Any) -> AsyncIterator[admin_pb2.DumpChunk]:
         cursor = 0
