@@ -26,6 +26,8 @@ from kvdir.v1 import admin_pb2, directory_pb2, events_pb2
 
 AnswerT = TypeVar("AnswerT")
 
+LOOKUP_METHOD = "/kvdir.v1.Directory/Lookup"
+
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[AnswerT]):
@@ -54,7 +56,7 @@ def lookup(
     namespace_digest: bytes, fingerprints: Fingerprints, *, mode: LookupMode, touch: bool, min_trust: MinTrust = MinTrust.ANY
 ) -> Call[Lookup]:
     request = encode_lookup_request(namespace_digest, fingerprints, mode=mode, touch=touch, min_trust=min_trust)
-    return Call("/kvdir.v1.Directory/Lookup", request, directory_pb2.LookupResponse, decode_lookup, hedged=True)
+    return Call(LOOKUP_METHOD, request, directory_pb2.LookupResponse, decode_lookup, hedged=True)
 
 
 def report_stale(report: StaleReport) -> Call[Feedback]:

@@ -64,10 +64,25 @@ def from_rpc_error(error: grpc.RpcError, *, target: str) -> KvdirError:
     if cls is None:
         cls = _BY_GRPC_CODE.get(code, KvdirError)
         details = f"{target}: {details or code.name}"
+    return _make(cls, details)
+
+
+def words(error: KvdirError) -> str:
+    """The error as LookupResponse.error: "slug: message"."""
+    return f"{error.code}: {error}"
+
+
+def from_words(text: str) -> KvdirError:
+    """The error that LookupResponse.error stands for."""
+    slug, _, message = text.partition(": ")
+    return _make(_BY_SLUG.get(slug, KvdirError), message)
+
+
+def _make(cls: type[KvdirError], message: str) -> KvdirError:
     made = cls.__new__(cls)
-    Exception.__init__(made, details)
+    Exception.__init__(made, message)
     if isinstance(made, errors.ConfigError | errors.NamespaceError):
-        made.faults = tuple(details.splitlines())
+        made.faults = tuple(message.splitlines())
     return made
 
 

@@ -24,6 +24,8 @@ from kvdir.server.config import CoordinatorConfig
 from kvdir.server.coordinator import Coordinator
 from kvdir.server.directory_service import DirectoryService
 from kvdir.server.events_service import EventsService
+from kvdir.server.lookup_source import DirectorySource
+from kvdir.server.lookup_stream import LookupStreams
 from kvdir.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -69,7 +71,13 @@ def build_server(coordinator: Coordinator) -> tuple[grpc.aio.Server, health.aio.
         interceptors=[EdgeInterceptor(coordinator.metrics.calls, max_deadline_s=config.max_deadline_s, on_bug=_log_bug)],
         options=server_options(max_message_bytes=config.max_message_bytes),
     )
-    directory_pb2_grpc.add_DirectoryServicer_to_server(DirectoryService(coordinator), server)
+    source, calls = DirectorySource(coordinator), coordinator.metrics.calls
+    streams = LookupStreams(
+        source, calls, max_streams=config.max_lookup_streams, max_deadline_s=config.max_deadline_s, on_bug=_log_bug
+    )
+    coordinator.on_drain.append(streams.drain)
+    service = DirectoryService(source, streams, max_fingerprints=config.max_fingerprints)
+    directory_pb2_grpc.add_DirectoryServicer_to_server(service, server)
     events_pb2_grpc.add_EventsServicer_to_server(EventsService(coordinator), server)
     admin_pb2_grpc.add_AdminServicer_to_server(AdminService(coordinator), server)
     healthy = health.aio.HealthServicer()

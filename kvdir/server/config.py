@@ -31,6 +31,9 @@ class CoordinatorConfig:
     max_fingerprints: int = setting(65_536, "Fingerprints in one lookup; longer lists are refused.")
     max_message_bytes: int = setting(16 * 2**20, "Largest gRPC message, in and out.")
     max_streams: int = setting(4_096, "Nodes that may be known at once.")
+    max_lookup_streams: int = setting(
+        1_024, "LookupStream calls open at once; a client beyond it asks call by call, which costs both ends more."
+    )
     max_namespaces: int = setting(1_024, "Namespaces that may be known at once.")
     max_sketches: int = setting(
         32, "Sketches asked for at the same time; a coordinator that finds more streams wrong lets them wait."
@@ -85,6 +88,7 @@ class CoordinatorConfig:
         for field in (
             "max_fingerprints",
             "max_streams",
+            "max_lookup_streams",
             "max_namespaces",
             "max_sketches",
             "max_snapshots",

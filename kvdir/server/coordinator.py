@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from kvdir.core.directory import Directory
 from kvdir.core.effects import (
@@ -41,7 +41,7 @@ log = logging.getLogger("kvdir.coordinator")
 
 
 class Coordinator:
-    """What the services are about. `draining`: no new streams."""
+    """What the services are about. `draining`: no new streams. on_drain: who else wants to be told when that begins."""
 
     def __init__(
         self, config: CoordinatorConfig, directory: Directory, metrics: CoordinatorMetrics, *, name: str, version: str
@@ -53,6 +53,7 @@ class Coordinator:
         self.name = name
         self.version = version
         self.draining = False
+        self.on_drain: list[Callable[[], None]] = []
         self.checkpoints = CheckpointFigures()
         self.checkpointer: Checkpointer | None = None
         self.quotas = QuotaKeeper(config.quotas())
@@ -132,7 +133,11 @@ class Coordinator:
 
     def drain(self) -> None:
         """Ends every stream after its last acknowledgement; agents go elsewhere or come back. New ones are refused."""
+        if self.draining:
+            return
         self.draining = True
+        for told in self.on_drain:
+            told()
         for connection in self.connections:
             connection.end()
 

@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from kvdir.v1 import common_pb2 as kvdir_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18kvdir/v1/directory.proto\x12\x08kvdir.v1\x1a\x15kvdir/v1/common.proto\"\xb1\x01\n\rLookupRequest\x12\x18\n\x10namespace_digest\x18\x01 \x01(\x0c\x12,\n\x0c\x66ingerprints\x18\x02 \x01(\x0b\x32\x16.kvdir.v1.Fingerprints\x12\"\n\x04mode\x18\x03 \x01(\x0e\x32\x14.kvdir.v1.LookupMode\x12\r\n\x05touch\x18\x04 \x01(\x08\x12%\n\tmin_trust\x18\x05 \x01(\x0e\x32\x12.kvdir.v1.MinTrust\"\xfb\x01\n\x0eLookupResponse\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0c\n\x04runs\x18\x02 \x01(\x0c\x12!\n\x04sets\x18\x03 \x03(\x0b\x32\x13.kvdir.v1.HolderSet\x12\"\n\x05nodes\x18\x04 \x03(\x0b\x32\x13.kvdir.v1.NodeTrust\x12\x0c\n\x04hits\x18\x05 \x01(\r\x12\r\n\x05\x61sked\x18\x06 \x01(\r\x12\x0f\n\x07warming\x18\x07 \x01(\x08\x12\x19\n\x11nodes_below_trust\x18\t \x01(\r\x12\r\n\x05\x65rror\x18\x08 \x01(\t\x12\x0e\n\x06lag_ms\x18\n \x01(\x04\x12\x12\n\nincomplete\x18\x0b \x01(\x08\"\x1c\n\tHolderSet\x12\x0f\n\x07holders\x18\x01 \x01(\x0c\"?\n\x12LookupBatchRequest\x12)\n\x08requests\x18\x01 \x03(\x0b\x32\x17.kvdir.v1.LookupRequest\"\\\n\x13LookupBatchResponse\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12+\n\tresponses\x18\x02 \x03(\x0b\x32\x18.kvdir.v1.LookupResponse\"_\n\x13LookupStreamRequest\x12\n\n\x02id\x18\x01 \x01(\x04\x12\'\n\x06lookup\x18\x02 \x01(\x0b\x32\x17.kvdir.v1.LookupRequest\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x03 \x01(\r\"L\n\x14LookupStreamResponse\x12\n\n\x02id\x18\x01 \x01(\x04\x12(\n\x06lookup\x18\x02 \x01(\x0b\x32\x18.kvdir.v1.LookupResponse\"i\n\x0cWatchRequest\x12%\n\x05start\x18\x01 \x01(\x0b\x32\x14.kvdir.v1.WatchStartH\x00\x12\'\n\x06\x63redit\x18\x02 \x01(\x0b\x32\x15.kvdir.v1.WatchCreditH\x00\x42\t\n\x07message\"\x8a\x01\n\nWatchStart\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0f\n\x07watcher\x18\x02 \x01(\t\x12\x0e\n\x06log_id\x18\x03 \x01(\x06\x12\x10\n\x08position\x18\x04 \x01(\x04\x12\x19\n\x11namespace_digests\x18\x05 \x03(\x0c\x12\x14\n\x0c\x63redit_bytes\x18\x06 \x01(\x04\"\"\n\x0bWatchCredit\x12\x13\n\x0btotal_bytes\x18\x01 \x01(\x04\"\xb2\x01\n\rWatchResponse\x12\'\n\x07welcome\x18\x01 \x01(\x0b\x32\x16.kvdir.v1.WatchWelcome\x12\"\n\x05items\x18\x02 \x03(\x0b\x32\x13.kvdir.v1.WatchItem\x12\x10\n\x08position\x18\x03 \x01(\x04\x12!\n\x04\x62\x65\x61t\x18\x04 \x01(\x0b\x32\x13.kvdir.v1.WatchBeat\x12\x1f\n\x03\x65nd\x18\x05 \x01(\x0b\x32\x12.kvdir.v1.WatchEnd\"\x97\x01\n\x0cWatchWelcome\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x13\n\x0b\x63oordinator\x18\x02 \x01(\t\x12\x0e\n\x06log_id\x18\x03 \x01(\x06\x12\x10\n\x08snapshot\x18\x04 \x01(\x08\x12\x0c\n\x04seed\x18\x05 \x01(\x06\x12\x0e\n\x06\x62locks\x18\x06 \x01(\x04\x12\x18\n\x10\x62\x65\x61t_interval_ms\x18\x07 \x01(\r\"\xa3\x03\n\tWatchItem\x12#\n\x04node\x18\x01 \x01(\x0b\x32\x13.kvdir.v1.WatchNodeH\x00\x12\'\n\x06holder\x18\x02 \x01(\x0b\x32\x15.kvdir.v1.WatchHolderH\x00\x12\'\n\x06stored\x18\x03 \x01(\x0b\x32\x15.kvdir.v1.WatchBlocksH\x00\x12(\n\x07removed\x18\x04 \x01(\x0b\x32\x15.kvdir.v1.WatchBlocksH\x00\x12)\n\x07\x64ropped\x18\x05 \x01(\x0b\x32\x16.kvdir.v1.WatchDroppedH\x00\x12#\n\x04page\x18\x06 \x01(\x0b\x32\x13.kvdir.v1.WatchPageH\x00\x12\x32\n\x0csnapshot_end\x18\x07 \x01(\x0b\x32\x1a.kvdir.v1.WatchSnapshotEndH\x00\x12(\n\tnamespace\x18\x08 \x01(\x0b\x32\x13.kvdir.v1.NamespaceH\x00\x12%\n\x05heard\x18\t \x01(\x0b\x32\x14.kvdir.v1.WatchHeardH\x00\x12\x18\n\x0enamespace_gone\x18\n \x01(\x0cH\x00\x42\x06\n\x04item\"[\n\tWatchNode\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\"\n\x05trust\x18\x02 \x01(\x0b\x32\x13.kvdir.v1.NodeTrust\x12\x0e\n\x06hidden\x18\x03 \x01(\x08\x12\x0c\n\x04gone\x18\x04 \x01(\x08\"y\n\x0bWatchHolder\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x11\n\tnode_slot\x18\x02 \x01(\r\x12\x18\n\x10namespace_digest\x18\x03 \x01(\x0c\x12\x1c\n\x04tier\x18\x04 \x01(\x0e\x32\x0e.kvdir.v1.Tier\x12\x0f\n\x07visible\x18\x05 \x01(\x08\"Z\n\x0bWatchBlocks\x12\x0e\n\x06holder\x18\x01 \x01(\r\x12,\n\x0c\x66ingerprints\x18\x02 \x01(\x0b\x32\x16.kvdir.v1.Fingerprints\x12\r\n\x05\x61ge_s\x18\x03 \x01(\r\"\x1e\n\x0cWatchDropped\x12\x0e\n\x06holder\x18\x01 \x01(\r\"_\n\tWatchPage\x12\x0c\n\x04keys\x18\x01 \x01(\x0c\x12\x0c\n\x04\x61ges\x18\x02 \x01(\x0c\x12\x0c\n\x04sets\x18\x03 \x01(\x0c\x12\x13\n\x0bholder_sets\x18\x04 \x03(\x0c\x12\x13\n\x0b\x64one_blocks\x18\x05 \x01(\x04\"\"\n\x10WatchSnapshotEnd\x12\x0e\n\x06\x62locks\x18\x01 \x01(\x04\"\x1c\n\nWatchHeard\x12\x0e\n\x06packed\x18\x01 \x01(\x0c\"Q\n\tWatchBeat\x12\x0c\n\x04head\x18\x01 \x01(\x04\x12\x11\n\tbehind_us\x18\x02 \x01(\x04\x12\x0f\n\x07warming\x18\x03 \x01(\x08\x12\x12\n\nincomplete\x18\x04 \x01(\x08\".\n\x08WatchEnd\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x12\n\nbegin_anew\x18\x02 \x01(\x08*Y\n\nLookupMode\x12\x1b\n\x17LOOKUP_MODE_UNSPECIFIED\x10\x00\x12\x16\n\x12LOOKUP_MODE_SPARSE\x10\x01\x12\x16\n\x12LOOKUP_MODE_PREFIX\x10\x02\x32\xa5\x02\n\tDirectory\x12;\n\x06Lookup\x12\x17.kvdir.v1.LookupRequest\x1a\x18.kvdir.v1.LookupResponse\x12J\n\x0bLookupBatch\x12\x1c.kvdir.v1.LookupBatchRequest\x1a\x1d.kvdir.v1.LookupBatchResponse\x12Q\n\x0cLookupStream\x12\x1d.kvdir.v1.LookupStreamRequest\x1a\x1e.kvdir.v1.LookupStreamResponse(\x01\x30\x01\x12<\n\x05Watch\x12\x16.kvdir.v1.WatchRequest\x1a\x17.kvdir.v1.WatchResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18kvdir/v1/directory.proto\x12\x08kvdir.v1\x1a\x15kvdir/v1/common.proto\"\xb1\x01\n\rLookupRequest\x12\x18\n\x10namespace_digest\x18\x01 \x01(\x0c\x12,\n\x0c\x66ingerprints\x18\x02 \x01(\x0b\x32\x16.kvdir.v1.Fingerprints\x12\"\n\x04mode\x18\x03 \x01(\x0e\x32\x14.kvdir.v1.LookupMode\x12\r\n\x05touch\x18\x04 \x01(\x08\x12%\n\tmin_trust\x18\x05 \x01(\x0e\x32\x12.kvdir.v1.MinTrust\"\xfb\x01\n\x0eLookupResponse\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0c\n\x04runs\x18\x02 \x01(\x0c\x12!\n\x04sets\x18\x03 \x03(\x0b\x32\x13.kvdir.v1.HolderSet\x12\"\n\x05nodes\x18\x04 \x03(\x0b\x32\x13.kvdir.v1.NodeTrust\x12\x0c\n\x04hits\x18\x05 \x01(\r\x12\r\n\x05\x61sked\x18\x06 \x01(\r\x12\x0f\n\x07warming\x18\x07 \x01(\x08\x12\x19\n\x11nodes_below_trust\x18\t \x01(\r\x12\r\n\x05\x65rror\x18\x08 \x01(\t\x12\x0e\n\x06lag_ms\x18\n \x01(\x04\x12\x12\n\nincomplete\x18\x0b \x01(\x08\"\x1c\n\tHolderSet\x12\x0f\n\x07holders\x18\x01 \x01(\x0c\"?\n\x12LookupBatchRequest\x12)\n\x08requests\x18\x01 \x03(\x0b\x32\x17.kvdir.v1.LookupRequest\"\\\n\x13LookupBatchResponse\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12+\n\tresponses\x18\x02 \x03(\x0b\x32\x18.kvdir.v1.LookupResponse\"@\n\x13LookupStreamRequest\x12)\n\x07lookups\x18\x01 \x03(\x0b\x32\x18.kvdir.v1.StreamedLookup\"Z\n\x0eStreamedLookup\x12\n\n\x02id\x18\x01 \x01(\x04\x12\'\n\x06lookup\x18\x02 \x01(\x0b\x32\x17.kvdir.v1.LookupRequest\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x03 \x01(\r\"S\n\x14LookupStreamResponse\x12)\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x18.kvdir.v1.StreamedAnswer\x12\x10\n\x08\x64raining\x18\x02 \x01(\x08\"F\n\x0eStreamedAnswer\x12\n\n\x02id\x18\x01 \x01(\x04\x12(\n\x06lookup\x18\x02 \x01(\x0b\x32\x18.kvdir.v1.LookupResponse\"i\n\x0cWatchRequest\x12%\n\x05start\x18\x01 \x01(\x0b\x32\x14.kvdir.v1.WatchStartH\x00\x12\'\n\x06\x63redit\x18\x02 \x01(\x0b\x32\x15.kvdir.v1.WatchCreditH\x00\x42\t\n\x07message\"\x8a\x01\n\nWatchStart\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0f\n\x07watcher\x18\x02 \x01(\t\x12\x0e\n\x06log_id\x18\x03 \x01(\x06\x12\x10\n\x08position\x18\x04 \x01(\x04\x12\x19\n\x11namespace_digests\x18\x05 \x03(\x0c\x12\x14\n\x0c\x63redit_bytes\x18\x06 \x01(\x04\"\"\n\x0bWatchCredit\x12\x13\n\x0btotal_bytes\x18\x01 \x01(\x04\"\xb2\x01\n\rWatchResponse\x12\'\n\x07welcome\x18\x01 \x01(\x0b\x32\x16.kvdir.v1.WatchWelcome\x12\"\n\x05items\x18\x02 \x03(\x0b\x32\x13.kvdir.v1.WatchItem\x12\x10\n\x08position\x18\x03 \x01(\x04\x12!\n\x04\x62\x65\x61t\x18\x04 \x01(\x0b\x32\x13.kvdir.v1.WatchBeat\x12\x1f\n\x03\x65nd\x18\x05 \x01(\x0b\x32\x12.kvdir.v1.WatchEnd\"\x97\x01\n\x0cWatchWelcome\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x13\n\x0b\x63oordinator\x18\x02 \x01(\t\x12\x0e\n\x06log_id\x18\x03 \x01(\x06\x12\x10\n\x08snapshot\x18\x04 \x01(\x08\x12\x0c\n\x04seed\x18\x05 \x01(\x06\x12\x0e\n\x06\x62locks\x18\x06 \x01(\x04\x12\x18\n\x10\x62\x65\x61t_interval_ms\x18\x07 \x01(\r\"\xa3\x03\n\tWatchItem\x12#\n\x04node\x18\x01 \x01(\x0b\x32\x13.kvdir.v1.WatchNodeH\x00\x12\'\n\x06holder\x18\x02 \x01(\x0b\x32\x15.kvdir.v1.WatchHolderH\x00\x12\'\n\x06stored\x18\x03 \x01(\x0b\x32\x15.kvdir.v1.WatchBlocksH\x00\x12(\n\x07removed\x18\x04 \x01(\x0b\x32\x15.kvdir.v1.WatchBlocksH\x00\x12)\n\x07\x64ropped\x18\x05 \x01(\x0b\x32\x16.kvdir.v1.WatchDroppedH\x00\x12#\n\x04page\x18\x06 \x01(\x0b\x32\x13.kvdir.v1.WatchPageH\x00\x12\x32\n\x0csnapshot_end\x18\x07 \x01(\x0b\x32\x1a.kvdir.v1.WatchSnapshotEndH\x00\x12(\n\tnamespace\x18\x08 \x01(\x0b\x32\x13.kvdir.v1.NamespaceH\x00\x12%\n\x05heard\x18\t \x01(\x0b\x32\x14.kvdir.v1.WatchHeardH\x00\x12\x18\n\x0enamespace_gone\x18\n \x01(\x0cH\x00\x42\x06\n\x04item\"[\n\tWatchNode\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\"\n\x05trust\x18\x02 \x01(\x0b\x32\x13.kvdir.v1.NodeTrust\x12\x0e\n\x06hidden\x18\x03 \x01(\x08\x12\x0c\n\x04gone\x18\x04 \x01(\x08\"y\n\x0bWatchHolder\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x11\n\tnode_slot\x18\x02 \x01(\r\x12\x18\n\x10namespace_digest\x18\x03 \x01(\x0c\x12\x1c\n\x04tier\x18\x04 \x01(\x0e\x32\x0e.kvdir.v1.Tier\x12\x0f\n\x07visible\x18\x05 \x01(\x08\"Z\n\x0bWatchBlocks\x12\x0e\n\x06holder\x18\x01 \x01(\r\x12,\n\x0c\x66ingerprints\x18\x02 \x01(\x0b\x32\x16.kvdir.v1.Fingerprints\x12\r\n\x05\x61ge_s\x18\x03 \x01(\r\"\x1e\n\x0cWatchDropped\x12\x0e\n\x06holder\x18\x01 \x01(\r\"_\n\tWatchPage\x12\x0c\n\x04keys\x18\x01 \x01(\x0c\x12\x0c\n\x04\x61ges\x18\x02 \x01(\x0c\x12\x0c\n\x04sets\x18\x03 \x01(\x0c\x12\x13\n\x0bholder_sets\x18\x04 \x03(\x0c\x12\x13\n\x0b\x64one_blocks\x18\x05 \x01(\x04\"\"\n\x10WatchSnapshotEnd\x12\x0e\n\x06\x62locks\x18\x01 \x01(\x04\"\x1c\n\nWatchHeard\x12\x0e\n\x06packed\x18\x01 \x01(\x0c\"Q\n\tWatchBeat\x12\x0c\n\x04head\x18\x01 \x01(\x04\x12\x11\n\tbehind_us\x18\x02 \x01(\x04\x12\x0f\n\x07warming\x18\x03 \x01(\x08\x12\x12\n\nincomplete\x18\x04 \x01(\x08\".\n\x08WatchEnd\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x12\n\nbegin_anew\x18\x02 \x01(\x08*Y\n\nLookupMode\x12\x1b\n\x17LOOKUP_MODE_UNSPECIFIED\x10\x00\x12\x16\n\x12LOOKUP_MODE_SPARSE\x10\x01\x12\x16\n\x12LOOKUP_MODE_PREFIX\x10\x02\x32\xa5\x02\n\tDirectory\x12;\n\x06Lookup\x12\x17.kvdir.v1.LookupRequest\x1a\x18.kvdir.v1.LookupResponse\x12J\n\x0bLookupBatch\x12\x1c.kvdir.v1.LookupBatchRequest\x1a\x1d.kvdir.v1.LookupBatchResponse\x12Q\n\x0cLookupStream\x12\x1d.kvdir.v1.LookupStreamRequest\x1a\x1e.kvdir.v1.LookupStreamResponse(\x01\x30\x01\x12<\n\x05Watch\x12\x16.kvdir.v1.WatchRequest\x1a\x17.kvdir.v1.WatchResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvdir.v1.directory_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LOOKUPMODE']._serialized_start=2534
-  _globals['_LOOKUPMODE']._serialized_end=2623
+  _globals['_LOOKUPMODE']._serialized_start=2674
+  _globals['_LOOKUPMODE']._serialized_end=2763
   _globals['_LOOKUPREQUEST']._serialized_start=62
   _globals['_LOOKUPREQUEST']._serialized_end=239
   _globals['_LOOKUPRESPONSE']._serialized_start=242
@@ -45,39 +45,43 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LOOKUPBATCHRESPONSE']._serialized_start=590
   _globals['_LOOKUPBATCHRESPONSE']._serialized_end=682
   _globals['_LOOKUPSTREAMREQUEST']._serialized_start=684
-  _globals['_LOOKUPSTREAMREQUEST']._serialized_end=779
-  _globals['_LOOKUPSTREAMRESPONSE']._serialized_start=781
-  _globals['_LOOKUPSTREAMRESPONSE']._serialized_end=857
-  _globals['_WATCHREQUEST']._serialized_start=859
-  _globals['_WATCHREQUEST']._serialized_end=964
-  _globals['_WATCHSTART']._serialized_start=967
-  _globals['_WATCHSTART']._serialized_end=1105
-  _globals['_WATCHCREDIT']._serialized_start=1107
-  _globals['_WATCHCREDIT']._serialized_end=1141
-  _globals['_WATCHRESPONSE']._serialized_start=1144
-  _globals['_WATCHRESPONSE']._serialized_end=1322
-  _globals['_WATCHWELCOME']._serialized_start=1325
-  _globals['_WATCHWELCOME']._serialized_end=1476
-  _globals['_WATCHITEM']._serialized_start=1479
-  _globals['_WATCHITEM']._serialized_end=1898
-  _globals['_WATCHNODE']._serialized_start=1900
-  _globals['_WATCHNODE']._serialized_end=1991
-  _globals['_WATCHHOLDER']._serialized_start=1993
-  _globals['_WATCHHOLDER']._serialized_end=2114
-  _globals['_WATCHBLOCKS']._serialized_start=2116
-  _globals['_WATCHBLOCKS']._serialized_end=2206
-  _globals['_WATCHDROPPED']._serialized_start=2208
-  _globals['_WATCHDROPPED']._serialized_end=2238
-  _globals['_WATCHPAGE']._serialized_start=2240
-  _globals['_WATCHPAGE']._serialized_end=2335
-  _globals['_WATCHSNAPSHOTEND']._serialized_start=2337
-  _globals['_WATCHSNAPSHOTEND']._serialized_end=2371
-  _globals['_WATCHHEARD']._serialized_start=2373
-  _globals['_WATCHHEARD']._serialized_end=2401
-  _globals['_WATCHBEAT']._serialized_start=2403
-  _globals['_WATCHBEAT']._serialized_end=2484
-  _globals['_WATCHEND']._serialized_start=2486
-  _globals['_WATCHEND']._serialized_end=2532
-  _globals['_DIRECTORY']._serialized_start=2626
-  _globals['_DIRECTORY']._serialized_end=2919
+  _globals['_LOOKUPSTREAMREQUEST']._serialized_end=748
+  _globals['_STREAMEDLOOKUP']._serialized_start=750
+  _globals['_STREAMEDLOOKUP']._serialized_end=840
+  _globals['_LOOKUPSTREAMRESPONSE']._serialized_start=842
+  _globals['_LOOKUPSTREAMRESPONSE']._serialized_end=925
+  _globals['_STREAMEDANSWER']._serialized_start=927
+  _globals['_STREAMEDANSWER']._serialized_end=997
+  _globals['_WATCHREQUEST']._serialized_start=999
+  _globals['_WATCHREQUEST']._serialized_end=1104
+  _globals['_WATCHSTART']._serialized_start=1107
+  _globals['_WATCHSTART']._serialized_end=1245
+  _globals['_WATCHCREDIT']._serialized_start=1247
+  _globals['_WATCHCREDIT']._serialized_end=1281
+  _globals['_WATCHRESPONSE']._serialized_start=1284
+  _globals['_WATCHRESPONSE']._serialized_end=1462
+  _globals['_WATCHWELCOME']._serialized_start=1465
+  _globals['_WATCHWELCOME']._serialized_end=1616
+  _globals['_WATCHITEM']._serialized_start=1619
+  _globals['_WATCHITEM']._serialized_end=2038
+  _globals['_WATCHNODE']._serialized_start=2040
+  _globals['_WATCHNODE']._serialized_end=2131
+  _globals['_WATCHHOLDER']._serialized_start=2133
+  _globals['_WATCHHOLDER']._serialized_end=2254
+  _globals['_WATCHBLOCKS']._serialized_start=2256
+  _globals['_WATCHBLOCKS']._serialized_end=2346
+  _globals['_WATCHDROPPED']._serialized_start=2348
+  _globals['_WATCHDROPPED']._serialized_end=2378
+  _globals['_WATCHPAGE']._serialized_start=2380
+  _globals['_WATCHPAGE']._serialized_end=2475
+  _globals['_WATCHSNAPSHOTEND']._serialized_start=2477
+  _globals['_WATCHSNAPSHOTEND']._serialized_end=2511
+  _globals['_WATCHHEARD']._serialized_start=2513
+  _globals['_WATCHHEARD']._serialized_end=2541
+  _globals['_WATCHBEAT']._serialized_start=2543
+  _globals['_WATCHBEAT']._serialized_end=2624
+  _globals['_WATCHEND']._serialized_start=2626
+  _globals['_WATCHEND']._serialized_end=2672
+  _globals['_DIRECTORY']._serialized_start=2766
+  _globals['_DIRECTORY']._serialized_end=3059
 # @@protoc_insertion_point(module_scope)

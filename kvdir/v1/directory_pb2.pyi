@@ -77,6 +77,12 @@ class LookupBatchResponse(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., responses: _Optional[_Iterable[_Union[LookupResponse, _Mapping]]] = ...) -> None: ...
 
 class LookupStreamRequest(_message.Message):
+    __slots__ = ("lookups",)
+    LOOKUPS_FIELD_NUMBER: _ClassVar[int]
+    lookups: _containers.RepeatedCompositeFieldContainer[StreamedLookup]
+    def __init__(self, lookups: _Optional[_Iterable[_Union[StreamedLookup, _Mapping]]] = ...) -> None: ...
+
+class StreamedLookup(_message.Message):
     __slots__ = ("id", "lookup", "deadline_ms")
     ID_FIELD_NUMBER: _ClassVar[int]
     LOOKUP_FIELD_NUMBER: _ClassVar[int]
@@ -87,6 +93,14 @@ class LookupStreamRequest(_message.Message):
     def __init__(self, id: _Optional[int] = ..., lookup: _Optional[_Union[LookupRequest, _Mapping]] = ..., deadline_ms: _Optional[int] = ...) -> None: ...
 
 class LookupStreamResponse(_message.Message):
+    __slots__ = ("answers", "draining")
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    answers: _containers.RepeatedCompositeFieldContainer[StreamedAnswer]
+    draining: bool
+    def __init__(self, answers: _Optional[_Iterable[_Union[StreamedAnswer, _Mapping]]] = ..., draining: bool = ...) -> None: ...
+
+class StreamedAnswer(_message.Message):
     __slots__ = ("id", "lookup")
     ID_FIELD_NUMBER: _ClassVar[int]
     LOOKUP_FIELD_NUMBER: _ClassVar[int]

@@ -77,9 +77,12 @@ class DirectoryServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def LookupStream(self, request_iterator, context):
-        """The same lookups, pipelined over one call: for whoever asks often. Sender: engines' sidecars, routers; any number of requests
-        may be under way. Receiver: answers each as soon as it can, in any order, under the id of the request; a bad request is an answer
-        with `error`, never the end of the call. Loss of the call: whatever is unanswered is asked again elsewhere.
+        """The same lookups, pipelined over one call: for whoever asks often. Sender: engines' sidecars, routers; any number of lookups
+        may be under way. Receiver: answers each as soon as it can, in any order, under the id of the lookup; a bad lookup is an answer
+        with `error`, never the end of the call. Loss of the call: whatever is unanswered is asked again elsewhere. A receiver that
+        goes down says `draining`; the sender then sends nothing new, ends its side, and has everything answered that it had sent.
+        Errors of the call: RESOURCE_EXHAUSTED too many calls of this kind (ask by Lookup), INVALID_ARGUMENT not readable.
+        See docs/adr/0012.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

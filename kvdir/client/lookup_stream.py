@@ -1,0 +1,221 @@
+"""Directory.LookupStream, the asking side: one call to each coordinator carries all lookups of an aio client.
+
+    lookup ──▶ _out ──(writer task: all that is ready, one message)──▶ coordinator
+       ▲                                                                  │
+       └── future by id ◀──(reader task)── answers, in any order ◀────────┘
+
+Rules:
+- A lookup ends by its own deadline, whatever the call does. When the call ends, everything under way ends with its error, so
+  that the caller goes on to another coordinator within that deadline.
+- A coordinator that knows no streams, or has no room for one, is asked call by call for UNARY_S; then a stream is tried again.
+- A stream on which nothing came for SILENT_S while lookups were waiting is given up together with its connection: behind one
+  address there may be several processes, and another may answer.
+- A draining coordinator gets nothing new; what it was sent is waited for.
+- A stream has a connection of its own and one task, which owns both; the client's `close` awaits all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections import deque
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from kvdir.errors import DeadlineExceeded, Overloaded, Unavailable
+from kvdir.rpc.cancel import call_alone_cancelled
+from kvdir.rpc.channel import Options, wait_ready
+from kvdir.rpc.status import from_rpc_error, from_words
+from kvdir.v1 import directory_pb2
+
+METHOD = "/kvdir.v1.Directory/LookupStream"
+UNARY_S = 30.0
+SILENT_S = 1.0
+MESSAGE_BYTES = 256 * 1024
+"""Lookups are put together into one message up to this size; a single one may be larger."""
+
+MAX_DEADLINE_MS = 2**32 - 1
+
+
+class NoStream(Exception):
+    """This coordinator is to be asked call by call."""
+
+
+class LookupStreams:
+    """One stream to each coordinator, made when needed."""
+
+    def __init__(self, options: Options, *, connect_timeout_s: float) -> None:
+        self._options = options
+        self._connect_timeout_s = connect_timeout_s
+        self._streams: dict[str, _Stream] = {}
+        self._running: set[asyncio.Task[None]] = set()
+        self._unary_until_s: dict[str, float] = {}
+
+    async def lookup(self, address: str, request: directory_pb2.LookupRequest, *, end_s: float) -> directory_pb2.LookupResponse:
+        """end_s: monotonic. Raises NoStream, the errors of a lookup, Unavailable, DeadlineExceeded."""
+        if self._unary_until_s and self._unary_until_s.get(address, 0.0) > time.monotonic():
+            raise NoStream
+        stream = self._streams.get(address)
+        if stream is None or not stream.usable:
+            stream = self._streams[address] = self._begin(address)
+        try:
+            answer = await stream.lookup(request, end_s=end_s)
+        except NoStream:
+            self._unary_until_s[address] = time.monotonic() + UNARY_S
+            raise
+        if answer.error:
+            raise from_words(answer.error)
+        return answer
+
+    async def close(self) -> None:
+        """Ends the streams; lookups under way fail."""
+        self._streams.clear()
+        tasks = tuple(self._running)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _begin(self, address: str) -> _Stream:
+        stream = _Stream(address, self._options, connect_timeout_s=self._connect_timeout_s)
+        task = asyncio.create_task(stream.run(), name=f"lookups {address}")
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return stream
+
+
+class _Stream:
+    """`usable`: takes new lookups."""
+
+    def __init__(self, address: str, options: Options, *, connect_timeout_s: float) -> None:
+        self.usable = True
+        self._address = address
+        self._options = options
+        self._connect_timeout_s = connect_timeout_s
+        self._ids = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[directory_pb2.LookupResponse]] = {}
+        self._out: deque[directory_pb2.StreamedLookup] = deque()
+        self._wake: asyncio.Future[None] | None = None
+        self._quiet_since_s = 0.0
+        self._call: Any = None
+
+    async def lookup(self, request: directory_pb2.LookupRequest, *, end_s: float) -> directory_pb2.LookupResponse:
+        loop, now_s = asyncio.get_running_loop(), time.monotonic()
+        remaining_s = end_s - now_s
+        if remaining_s <= 0:
+            raise DeadlineExceeded(f"{self._address}: the deadline passed before the call")
+        id = next(self._ids)
+        answer: asyncio.Future[directory_pb2.LookupResponse] = loop.create_future()
+        if not self._waiting:
+            self._quiet_since_s = now_s
+        self._waiting[id] = answer
+        deadline_ms = min(int(remaining_s * 1000) + 1, MAX_DEADLINE_MS)
+        self._send(directory_pb2.StreamedLookup(id=id, lookup=request, deadline_ms=deadline_ms))
+        timer = loop.call_later(remaining_s, self._late, answer, remaining_s)
+        try:
+            return await answer
+        finally:
+            timer.cancel()
+            self._waiting.pop(id, None)
+
+    async def run(self) -> None:
+        """The call, from connecting to its end, which ends whatever waits."""
+        error: Exception = Unavailable(f"{self._address}: the client was closed")
+        channel = grpc.aio.insecure_channel(self._address, options=self._options)
+        try:
+            await wait_ready(channel, target=self._address, timeout_s=self._connect_timeout_s)
+            await self._exchange(channel)
+            error = Unavailable(f"{self._address}: the coordinator ended the call")
+        except grpc.RpcError as ended:
+            error = _reason(ended, self._address)
+        except Unavailable as refused:
+            error = refused
+        except asyncio.CancelledError:
+            if not call_alone_cancelled():
+                raise
+            error = Unavailable(f"{self._address}: connected, but no answer for {SILENT_S:g} s")
+        finally:
+            self.usable = False
+            for answer in self._waiting.values():
+                if not answer.done():
+                    answer.set_exception(error)
+            await channel.close()
+
+    async def _exchange(self, channel: grpc.aio.Channel) -> None:
+        method = channel.stream_stream(
+            METHOD,
+            request_serializer=directory_pb2.LookupStreamRequest.SerializeToString,
+            response_deserializer=directory_pb2.LookupStreamResponse.FromString,
+        )
+        call = self._call = method()
+        writer = asyncio.create_task(self._write(call))
+        try:
+            await self._read(call)
+        finally:
+            writer.cancel()
+            (outcome,) = await asyncio.gather(writer, return_exceptions=True)
+            if isinstance(outcome, Exception):
+                raise outcome
+
+    async def _read(self, call: Any) -> None:
+        async for message in call:
+            self._quiet_since_s = time.monotonic()
+            for item in message.answers:
+                answer = self._waiting.get(item.id)
+                if answer is not None and not answer.done():
+                    answer.set_result(item.lookup)
+            if message.draining:
+                self.usable = False
+                self._rouse()
+
+    async def _write(self, call: Any) -> None:
+        """Until cancelled, or the call has ended, which the reader learns too, with the reason."""
+        try:
+            while self.usable or self._out:
+                if self._out:
+                    await call.write(self._message())
+                else:
+                    self._wake = asyncio.get_running_loop().create_future()
+                    await self._wake
+            await call.done_writing()
+        except (grpc.RpcError, asyncio.InvalidStateError):
+            return
+        except Exception:
+            call.cancel()
+            raise
+
+    def _message(self) -> directory_pb2.LookupStreamRequest:
+        message, size = directory_pb2.LookupStreamRequest(), 0  # may stay empty, which does no harm
+        while self._out and size < MESSAGE_BYTES:
+            item = self._out.popleft()
+            if item.id in self._waiting:  # otherwise nobody waits for it any more
+                message.lookups.append(item)
+                size += len(item.lookup.fingerprints.packed)
+        return message
+
+    def _send(self, item: directory_pb2.StreamedLookup) -> None:
+        self._out.append(item)
+        self._rouse()
+
+    def _rouse(self) -> None:
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    def _late(self, answer: asyncio.Future[Any], after_s: float) -> None:
+        if answer.done():
+            return
+        answer.set_exception(DeadlineExceeded(f"{self._address}: no answer within {after_s:.3g} s"))
+        if self._call is not None and time.monotonic() - self._quiet_since_s >= SILENT_S:
+            self.usable = False
+            self._call.cancel()
+
+
+def _reason(error: grpc.RpcError, address: str) -> Exception:
+    """Why the call ended, as those whose lookups were under way should see it: elsewhere, or here call by call."""
+    ended: Any = error
+    told = from_rpc_error(error, target=address)
+    if isinstance(told, Overloaded) or ended.code() is grpc.StatusCode.UNIMPLEMENTED:
+        return NoStream()
+    return told if isinstance(told, Unavailable) else Unavailable(f"{address}: {told}")
