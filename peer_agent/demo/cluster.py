@@ -1,4 +1,4 @@
-"""The demo's cluster: a coordinator and agents as real processes on free loopback ports, arenas in a directory of its own.
+"""The demo's cluster: coordinators and agents as real processes on free loopback ports, arenas in a directory of its own.
 
 Rules: everything it made is gone when the block ends, however it ends: processes by their pid, arenas with their directory.
 What a killed demo left behind in shared memory is removed by the next one, which knows by a file lock that nobody uses it.
@@ -34,13 +34,17 @@ SPARE_BYTES = 64 * 2**20  # left free for everybody else on the machine
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterPlan:
-    """loss: share of event batches the agents drop on purpose. transports: data planes, best first."""
+    """loss: share of event batches the agents drop on purpose. transports: data planes, best first.
+
+    coordinators: how many; agents publish to each of them, and ask any.
+    """
 
     namespace: Namespace
     nodes: int
     blocks_per_node: int
     loss: float = 0.0
     transports: tuple[str, ...] = ("shm", "tcp")
+    coordinators: int = 1
 
     @property
     def arena_bytes(self) -> int:
@@ -49,20 +53,21 @@ class ClusterPlan:
 
 
 class DemoCluster:
-    """Use `demo_cluster`. agents: by node number; a killed one is replaced by `restart`."""
+    """Use `demo_cluster`. agents, coordinators: by number; a killed one is replaced by `restart`, `restart_coordinator`."""
 
     def __init__(self, plan: ClusterPlan, *, work: Path, arenas: Path) -> None:
         self.plan = plan
         self.agents: list[Child] = []
-        self.coordinator: Child | None = None
+        self.coordinators: list[Child] = []
+        self.coordinator_addresses: list[str] = []
         self._work = work
         self._arenas = arenas
         self._children: list[Child] = []
 
     @property
     def coordinator_address(self) -> str:
-        assert self.coordinator is not None
-        return str(self.coordinator.ready["grpc"])
+        """Of the first one."""
+        return self.coordinator_addresses[0]
 
     def engine_address(self, node: int) -> str:
         """Where engines attach; the same before and after a restart."""
@@ -77,8 +82,8 @@ class DemoCluster:
         fields = json.loads(self.plan.namespace.canonical())
         del fields["version"]
         self._namespace_file.write_text(json.dumps(fields, indent=2))
-        arguments = ["-m", "kvdir", "serve", "--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0", "--output", "json"]
-        self.coordinator = await self._start("coordinator", arguments)
+        self.coordinators = await _all(self._start_coordinator(number) for number in range(self.plan.coordinators))
+        self.coordinator_addresses = [str(child.ready["grpc"]) for child in self.coordinators]
         self.agents = await _all(self._start_agent(node) for node in range(self.plan.nodes))
 
     async def kill(self, node: int) -> None:
@@ -89,12 +94,20 @@ class DemoCluster:
         """Starts a killed agent again, under its old name and arena path."""
         self.agents[node] = await self._start_agent(node)
 
+    async def kill_coordinator(self, number: int) -> None:
+        """SIGKILL, without warning: with it goes all it knew."""
+        await self.coordinators[number].kill()
+
+    async def restart_coordinator(self, number: int) -> None:
+        """Starts a killed coordinator again, empty, at its old address."""
+        listen = self.coordinator_addresses[number]
+        self.coordinators[number] = await self._start_coordinator(number, listen=listen)
+
     async def stop(self) -> None:
         """Ends every process that was started: agents first, so that they can say goodbye."""
-        agents = [child for child in self._children if child is not self.coordinator]
+        agents = [child for child in self._children if child not in self.coordinators]
         await asyncio.gather(*(child.end(grace_s=GRACE_S) for child in agents))
-        if self.coordinator is not None:
-            await self.coordinator.end(grace_s=GRACE_S)
+        await asyncio.gather(*(child.end(grace_s=GRACE_S) for child in self.coordinators))
 
     @property
     def _namespace_file(self) -> Path:
@@ -105,6 +118,10 @@ class DemoCluster:
         self._children.append(child)
         return child
 
+    async def _start_coordinator(self, number: int, *, listen: str = "127.0.0.1:0") -> Child:
+        arguments = ["-m", "kvdir", "serve", "--listen", listen, "--http-listen", "127.0.0.1:0", "--output", "json"]
+        return await self._start("coordinator" if self.plan.coordinators == 1 else f"coordinator-{number}", arguments)
+
     async def _start_agent(self, node: int) -> Child:
         settings = {
             "node": f"node-{node}",
@@ -112,7 +129,7 @@ class DemoCluster:
             "arena-path": str(self._arenas / f"node-{node}"),
             "arena-bytes": str(self.plan.arena_bytes),
             "engine-listen": self.engine_address(node),
-            "coordinators": self.coordinator_address,
+            "coordinators": ",".join(self.coordinator_addresses),
             "listen": "127.0.0.1:0",
             "data-listen": "127.0.0.1:0",
             "http-listen": "127.0.0.1:0",

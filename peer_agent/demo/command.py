@@ -49,6 +49,8 @@ class Size(click.ParamType[int]):
     help="Share of event batches the agents drop.",
 )
 @click.option("--kill", is_flag=True, help="SIGKILL an agent half way and start it again; the last quarter waits for it.")
+@click.option("--coordinators", type=click.IntRange(1, 9), default=1, show_default=True, help="Processes, too.")
+@click.option("--kill-coordinator", is_flag=True, help="SIGKILL the last coordinator half way and start it again, empty.")
 @click.option(
     "--deadline-s",
     type=click.FloatRange(min=0, min_open=True),
@@ -74,9 +76,16 @@ class Size(click.ParamType[int]):
 @output_option
 @progress_option
 def demo(
-    trace: Path | None, requests: int, kill: bool, transports: tuple[str, ...], output: str, progress: bool | None, **rest: Any
+    trace: Path | None,
+    requests: int,
+    kill: bool,
+    kill_coordinator: bool,
+    transports: tuple[str, ...],
+    output: str,
+    progress: bool | None,
+    **rest: Any,
 ) -> None:
-    """A coordinator and four agents, real processes on loopback, move real bytes for a real trace.
+    """Coordinators and agents, real processes on loopback, move real bytes for a real trace.
 
     Every request goes to the less busy of two nodes; the node loads what it or a peer has, every byte is checked against what
     its fingerprint says it must be, and the rest is "recomputed" (made) and stored. At the end: how many blocks were
@@ -86,6 +95,7 @@ def demo(
     Examples:
       kvdir demo
       kvdir demo --loss 0.2 --kill           lost events, a crashed agent: slower, never wrong
+      kvdir demo --coordinators 3 --kill-coordinator   one of them crashes; at the end all agree
       kvdir demo --trace full.jsonl --requests 5000 --nodes 8 --output json
 
     Exit code 1 if a byte was wrong or a request failed.
@@ -96,8 +106,13 @@ def demo(
     from peer_agent.demo.run import DemoOptions, run_demo
 
     blocks = read_requests(trace, requests)
-    kill_at = len(blocks) // 2 if kill else None
-    options = DemoOptions(kill_at=kill_at, transports=transports or ("shm", "tcp"), **rest)
+    half = len(blocks) // 2
+    options = DemoOptions(
+        kill_at=half if kill else None,
+        kill_coordinator_at=half if kill_coordinator else None,
+        transports=transports or ("shm", "tcp"),
+        **rest,
+    )
     with progress_bar("starting", len(blocks), show=progress) as advance:
         figures = run_demo(options, blocks, progress=lambda: advance(1, "requests"))
     emit(figures, lambda: view(figures), output=output)

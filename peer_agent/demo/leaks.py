@@ -83,8 +83,7 @@ class Watch:
             await asyncio.sleep(SAMPLE_S)
 
     def sample(self) -> None:
-        coordinator = self._cluster.coordinator
-        for child in (*self._cluster.agents, *((coordinator,) if coordinator else ())):
+        for child in (*self._cluster.agents, *self._cluster.coordinators):
             self._sample(child)
 
     def _sample(self, child: Child) -> None:

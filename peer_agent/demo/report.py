@@ -8,6 +8,7 @@ from typing import Any
 
 from kvdir.cli.output import facts, stack, table
 from kvdir.config import show_bytes
+from kvdir.core.diff import Verdict
 from peer_agent.demo.leaks import Life
 from peer_agent.demo.workload import Tally
 
@@ -36,7 +37,8 @@ class NodeFigures:
 class Settled:
     """The directory after the last request, once the streams had settled or the wait for that had ended.
 
-    untrusted_s, repairs (asked for, by kind): sums over all streams, that of a killed agent included.
+    untrusted_s, repairs (asked for, by kind): sums over all streams, that of a killed agent included. agreement: of all
+    coordinators, by digest.
     """
 
     streams_synced: int
@@ -47,6 +49,7 @@ class Settled:
     untrusted_s: float
     repairs: Mapping[str, int]
     waited_s: float
+    agreement: Verdict = Verdict.EQUAL
 
     @property
     def equal(self) -> bool:
@@ -55,15 +58,17 @@ class Settled:
 
     @property
     def agrees(self) -> bool:
-        """Equal, and said to be so: every node has a stream, synced, with trusted figures only."""
-        return self.equal and all(node.trusted and node.state == "synced" for node in self.nodes)
+        """Equal, and said to be so: every node has a stream, synced, with trusted figures only; and so at each coordinator."""
+        synced = all(node.trusted and node.state == "synced" for node in self.nodes)
+        return self.equal and synced and self.agreement is Verdict.EQUAL
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
     """Conditions of the run and its figures that are not counted in the requests.
 
-    agent_down_s: from the kill until engines could use the agent again; None when none was killed.
+    agent_down_s: from the kill until engines could use the agent again; None when none was killed. coordinator_down_s: from the
+    kill until it was ready again, empty.
     """
 
     nodes: int
@@ -74,6 +79,9 @@ class Run:
     agent_down_s: float | None
     seconds: float
     hit_ratio_without_peers: float
+    coordinators: int = 1
+    coordinator_killed: bool = False
+    coordinator_down_s: float | None = None
 
 
 def document(run: Run, tally: Tally, settled: Settled, lives: Sequence[Life]) -> dict[str, Any]:
@@ -121,6 +129,11 @@ def document(run: Run, tally: Tally, settled: Settled, lives: Sequence[Life]) ->
         "loss": run.loss,
         "killed": run.killed,
         "agent_down_s": run.agent_down_s,
+        "coordinators": run.coordinators,
+        "coordinators_agree": settled.agreement is Verdict.EQUAL,
+        "coordinators_verdict": settled.agreement.value,
+        "coordinator_killed": run.coordinator_killed,
+        "coordinator_down_s": run.coordinator_down_s,
         "seconds": round(run.seconds, 2),
     }
 
@@ -152,6 +165,10 @@ def view(figures: dict[str, Any]) -> object:
     rest.append(("leaks", _leaks(figures)))
     if figures["agent_down_s"] is not None:
         rest.insert(4, ("killed agent was back", f"after {figures['agent_down_s']:.1f} s"))
+    if figures["coordinator_down_s"] is not None:
+        rest.insert(4, ("killed coordinator was back", f"after {figures['coordinator_down_s']:.1f} s, empty"))
+    if figures["coordinators"] > 1:
+        rest.append(("coordinators", f"{figures['coordinators']}, at the end {figures['coordinators_verdict']}"))
     return stack(head, table(["", "blocks #", "share #"], counts), facts(rest), _streams(figures))
 
 

@@ -9,24 +9,23 @@ import signal
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import uvloop
 
 from kvdir.cli.output import CommandFailed
-from kvdir.core.views import NodeView
 from kvdir.testing.routing import Policy, Router
 from kvdir.testing.simulate import trace_namespace
 from kvdir.testing.trace import Request
 from peer_agent.client import aio
 from peer_agent.demo import report
 from peer_agent.demo.baseline import WithoutPeers
-from peer_agent.demo.cluster import READY_S, ClusterPlan, DemoCluster, demo_cluster
+from peer_agent.demo.cluster import ClusterPlan, DemoCluster, demo_cluster
 from peer_agent.demo.content import Content
 from peer_agent.demo.leaks import Watch
-from peer_agent.demo.settle import node_view, settle
-from peer_agent.demo.workload import Action, Tally, Workload
+from peer_agent.demo.outage import CoordinatorOutage, Outage, merged
+from peer_agent.demo.settle import settle
+from peer_agent.demo.workload import Tally, Workload
 
 REQUESTS_PER_NODE = 2
 SETTLE_S = 15.0
@@ -34,7 +33,10 @@ SETTLE_S = 15.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """What the command line says. kill_at: number of the request before which an agent is killed; None: none is."""
+    """What the command line says. kill_at: number of the request before which an agent is killed; None: none is.
+
+    kill_coordinator_at: the same of a coordinator.
+    """
 
     nodes: int
     block_bytes: int
@@ -45,49 +47,8 @@ class DemoOptions:
     compute_ms: float
     seed: int
     transports: tuple[str, ...] = ("shm", "tcp")
-
-
-class Outage:
-    """One agent is killed before request `kill_at` and started again; request `back_at` and later ones wait until it is back.
-
-    Without that wait, a fast machine would be through with all requests before the agent has started.
-    """
-
-    def __init__(
-        self, cluster: DemoCluster, engines: list[aio.Engine], without_peers: WithoutPeers, kill_at: int | None
-    ) -> None:
-        self._cluster = cluster
-        self._victim = cluster.plan.nodes - 1
-        self._engine = engines[self._victim]
-        self._without_peers = without_peers
-        self._kill_at = kill_at
-        self._restart: asyncio.Task[None] | None = None
-        self.down_s: float | None = None
-        self.ended: list[NodeView] = []
-        """The stream of the killed agent, as it was just before: a new one follows, and counts from 0."""
-
-    def actions(self, group: asyncio.TaskGroup) -> dict[int, Action]:
-        """For the workload; the restart runs in `group`."""
-        if self._kill_at is None:
-            return {}
-        back_at = self._kill_at + max(1, self._kill_at // 2)
-        return {self._kill_at: partial(self._kill, group), back_at: self._wait}
-
-    async def _kill(self, group: asyncio.TaskGroup) -> None:
-        view = await node_view(self._cluster, self._victim)
-        self.ended += [view] if view else []
-        await self._cluster.kill(self._victim)
-        self._without_peers.lose(self._victim)
-        self._restart = group.create_task(self._start_again(time.monotonic()))
-
-    async def _start_again(self, killed_s: float) -> None:
-        await self._cluster.restart(self._victim)
-        await self._engine.attach(timeout_s=READY_S)
-        self.down_s = round(time.monotonic() - killed_s, 2)
-
-    async def _wait(self) -> None:
-        assert self._restart is not None
-        await asyncio.shield(self._restart)  # `group` owns it; only the wait ends with the workload
+    coordinators: int = 1
+    kill_coordinator_at: int | None = None
 
 
 def run_demo(
@@ -127,6 +88,7 @@ async def demo(
         blocks_per_node=options.blocks_per_node,
         loss=options.loss,
         transports=options.transports,
+        coordinators=options.coordinators,
     )
     async with demo_cluster(plan) as cluster:
         watch = Watch(cluster)
@@ -140,7 +102,8 @@ async def demo(
             without_peers = WithoutPeers(nodes=plan.nodes, blocks_per_node=cluster.blocks_per_node(0))
             began_s = time.monotonic()
             outage = Outage(cluster, engines, without_peers, options.kill_at)
-            tally = await _serve(cluster, engines, requests, options, outage, without_peers, watch, progress)
+            other = CoordinatorOutage(cluster, options.kill_coordinator_at)
+            tally = await _serve(cluster, engines, requests, options, (outage, other), without_peers, watch, progress)
             seconds = time.monotonic() - began_s
             settled = await settle(cluster, within_s=SETTLE_S, ended=outage.ended)
         lives = await watch.finish(within_s=SETTLE_S)
@@ -151,6 +114,9 @@ async def demo(
         loss=options.loss,
         killed=options.kill_at is not None,
         agent_down_s=outage.down_s,
+        coordinators=plan.coordinators,
+        coordinator_killed=options.kill_coordinator_at is not None,
+        coordinator_down_s=other.down_s,
         seconds=seconds,
         hit_ratio_without_peers=without_peers.hit_ratio,
     )
@@ -162,7 +128,7 @@ async def _serve(
     engines: list[aio.Engine],
     requests: Iterable[Request],
     options: DemoOptions,
-    outage: Outage,
+    outages: tuple[Outage, CoordinatorOutage],
     without_peers: WithoutPeers,
     watch: Watch,
     progress: Callable[[], None],
@@ -177,7 +143,7 @@ async def _serve(
             deadline_s=options.deadline_s,
             in_flight=REQUESTS_PER_NODE * cluster.plan.nodes,
             compute_s=options.compute_ms / 1000,
-            actions=outage.actions(group),
+            actions=merged(*(outage.actions(group) for outage in outages)),
             progress=progress,
         )
         tally = await workload.run(requests)

@@ -1,8 +1,12 @@
-"""After the last request: waits until the directory has caught up, and holds its counts against the agents' own."""
+"""After the last request: waits until the directory has caught up, and holds its counts against the agents' own.
+
+With several coordinators, the counts are of the first, and the others are held against it by digest (kvdir/core/diff.py).
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Sequence
 
@@ -10,6 +14,7 @@ import grpc
 import grpc.aio
 
 from kvdir.client.aio import DirectoryClient
+from kvdir.core.diff import Verdict, compare, worst
 from kvdir.core.views import NodeView
 from kvdir.errors import KvdirError
 from kvdir.location import StreamState
@@ -64,7 +69,15 @@ async def _state(cluster: DemoCluster, client: DirectoryClient, ended: Sequence[
         untrusted_s=sum(view.untrusted_s for view in (*ended, *live)),
         repairs=_repairs((*ended, *live)),
         waited_s=time.monotonic() - began_s,
+        agreement=await _agreement(cluster.coordinator_addresses),
     )
+
+
+async def _agreement(addresses: Sequence[str]) -> Verdict:
+    async with contextlib.AsyncExitStack() as stack:
+        clients = {address: await stack.enter_async_context(DirectoryClient(address)) for address in addresses}
+        views = await asyncio.gather(*(client.digests(deadline_s=CALL_S) for client in clients.values()))
+        return worst(compare(dict(zip(clients, views, strict=True))))
 
 
 def _side_by_side(name: str, view: NodeView | None, counts: tuple[int, int]) -> NodeFigures:

@@ -96,6 +96,16 @@ def test_streams_settle_and_no_byte_is_wrong_when_events_are_lost_and_an_agent_i
     assert sum(document["repairs"].values()) > 0
 
 
+def test_no_request_fails_and_all_agree_when_one_of_three_coordinators_is_killed(trace: Path) -> None:
+    document = figures(
+        run("--trace", str(trace), "--output", "json", "--coordinators", "3", "--kill-coordinator", "--compute-ms", "5", *SMALL)
+    )
+    assert (document["coordinators"], document["coordinator_killed"]) == (3, True)
+    assert document["coordinator_down_s"] > 0
+    assert document["coordinators_agree"] is True
+    assert document["directory_agrees"] is True
+
+
 def test_table_is_for_people(trace: Path) -> None:
     result = run("--trace", str(trace), "--requests", "10", *SMALL)
     assert result.returncode == 0, result.stderr
