@@ -11,12 +11,36 @@ the number of distinct holder sets, not of blocks. A *scope* is a 64-bit number 
 mixed into the key. Design: ../../ARCHITECTURE.md and docs/adr/.
 """
 
-from typing import Protocol, Self
+from __future__ import annotations
 
-from kvdir.index._native import Index, Sketch
-from kvdir.index.answers import IndexStats, Lookup
+from typing import TYPE_CHECKING, Protocol, Self
 
-__all__ = ["BlockIndex", "BlockSketch", "Index", "IndexStats", "Lookup", "Packed", "Sketch", "open_index"]
+from kvdir import __version__
+from kvdir.index._native import Index, RegionIndex, RegionReader, Sketch
+from kvdir.index.answers import IndexStats, Lookup, RegionError, RegionLookup
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+__all__ = [
+    "NODE_RECORD_BYTES",
+    "BlockIndex",
+    "BlockReader",
+    "BlockSketch",
+    "Index",
+    "IndexStats",
+    "Lookup",
+    "Packed",
+    "RegionError",
+    "RegionIndex",
+    "RegionLookup",
+    "RegionReader",
+    "Sketch",
+    "create_region",
+    "open_index",
+]
+
+NODE_RECORD_BYTES = 1008  # NodeEntry::record in csrc/roster.hpp
 
 Packed = bytes | bytearray | memoryview
 
@@ -115,6 +139,74 @@ class BlockIndex(Protocol):
         """Frees up to `max_blocks` slots of blocks whose last holder was dropped; returns how many were freed."""
 
     def stats(self) -> IndexStats: ...
+
+
+class BlockReader(Protocol):
+    """Contract of `RegionReader` and its fakes: lookups in a region that another process writes, without asking it.
+
+    `kvdir.testing.check_region` runs it. Thread-safe. Nothing here waits for the writer: what it is in the way of for too long
+    (about a tenth of a millisecond) is answered as if it were not there. RegionError after `close`.
+    """
+
+    def lookup(self, fingerprints: Packed, width: int, *, scope: int, prefix: bool = False) -> RegionLookup:
+        """As `BlockIndex.lookup`, with nodes for holders; those that are not visible, or whose node is hidden or unknown, are
+        left out. A prefix ends at the first block that nobody else has.
+        """
+
+    def node(self, slot: int) -> tuple[int, bytes]:
+        """(version, record) of a node slot; (0, b"") when there is none. The upper 32 bits of the version change exactly when
+        the slot is cleared, the lower ones with every record.
+        """
+
+    def nodes(self) -> bytes:
+        """Packed u32: the slots that are known."""
+
+    def holders(self) -> bytes:
+        """Packed u32, four each: number, node slot, tier | 256 if visible, blocks."""
+
+    def namespaces(self) -> tuple[int, bytes]:
+        """(version, records); (0, b"") when there are none yet."""
+
+    def beat(self) -> bytes:
+        """The writer's last beat; empty when there is none yet."""
+
+    def stats(self) -> IndexStats: ...
+
+    def close(self) -> None: ...
+
+    @property
+    def stale(self) -> bool:
+        """The region was replaced, closed or removed: close this and open the path again."""
+
+    @property
+    def generation(self) -> int:
+        """Random number of this region, never 0."""
+
+
+def create_region(
+    path: str | PathLike[str],
+    *,
+    expected_blocks: int = 0,
+    seed: int = 0,
+    max_bytes: int = 0,
+    mode: int = 0o600,
+    publish: bool = True,
+) -> RegionIndex:
+    """An empty native index in a file at `path`, preferably below /dev/shm, that any number of `RegionReader` map read-only.
+
+    The caller becomes the path's one writer for as long as this index (or a `successor` of it) lives; what a dead writer left
+    is replaced and its readers are told. publish: at once; otherwise readers see it from `publish()` on. max_bytes: of the
+    whole file; 0: no limit; beyond it changes raise MemoryError. mode: who may read it, e.g. 0o640. Raises RegionError: in
+    use, no room, no permission, or something else is at `path`.
+
+    `successor(...)`: another empty index for the same path, which takes this one's place with `publish()`; until then readers
+    stay here. `close()`: readers are told, the file goes, the path is free. `retire()`: tells readers only. Changes in a
+    process that was forked from the writer raise RegionError.
+    """
+    region = RegionIndex(path, expected_blocks=expected_blocks, seed=seed, max_bytes=max_bytes, mode=mode, release=__version__)
+    if publish:
+        region.publish()
+    return region
 
 
 def open_index(*, expected_blocks: int = 0, seed: int = 0) -> BlockIndex:

@@ -1,11 +1,20 @@
 """What the index answers: plain tuples, so that the native core can make them and `kvdir.index` can export them.
 
-Owns the shape of answers only. Stands on its own because `_native` imports it while `kvdir.index` is still being imported.
+Owns the shape of answers, and the one error. Stands on its own because `_native` imports it while `kvdir.index` is still being
+imported.
 """
 
 from typing import NamedTuple
 
-__all__ = ["IndexStats", "Lookup"]
+from kvdir.errors import KvdirError
+
+__all__ = ["IndexStats", "Lookup", "RegionError", "RegionLookup"]
+
+
+class RegionError(KvdirError):
+    """A region cannot be had, or not any more; the message says why and what to do."""
+
+    code = "region"
 
 
 class Lookup(NamedTuple):
@@ -20,6 +29,24 @@ class Lookup(NamedTuple):
     runs: bytes
     sets: list[bytes]
     hits: int
+
+
+class RegionLookup(NamedTuple):
+    """Answer of `RegionReader.lookup`; nodes in place of holder numbers.
+
+    runs, hits: as Lookup. sets: packed u32 little-endian, node index << 8 | tier, ascending, as in kvdir.v1.LookupResponse.
+    nodes: packed u32 little-endian, the node slot of each node index.
+    versions: packed u64 little-endian, the version that the record of each of `nodes` had. If `RegionReader.node` gives one
+        with other upper 32 bits, the slot belongs to another node by now, and what the answer says about it is void.
+    torn: some positions are misses only because the writer was at work all the time, or died in the middle of it.
+    """
+
+    runs: bytes
+    sets: tuple[bytes, ...]
+    nodes: bytes
+    versions: bytes
+    hits: int
+    torn: bool
 
 
 class IndexStats(NamedTuple):

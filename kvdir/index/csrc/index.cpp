@@ -2,12 +2,14 @@
 
 #include <algorithm>
 
+#include "roster.hpp"
+
 namespace kvdir {
 
 namespace {
 
 // Address space per segment. Only what is written to costs memory.
-constexpr u64 kReserve[kSegments] = {
+constexpr u64 kReserve[] = {
     4096,                              // header
     u64{kHolderLimit} * sizeof(u32),   // holders: 64 MiB
     (u64{1} << 27) * sizeof(SetRecord),  // records: 4 GiB
@@ -15,11 +17,17 @@ constexpr u64 kReserve[kSegments] = {
     (u64{1} << 30) * 16,               // words: 16 GiB
     (u64{1} << 30) / 8,                // word map: 128 MiB
     (u64{1} << 32) * sizeof(Slot),     // slots: 64 GiB, 3.4 G blocks
+    u64{kHolderLimit} * sizeof(u64),   // places: 128 MiB
+    kNodeLimit * sizeof(NodeEntry),    // nodes: 64 MiB
+    kNamespaceBytes,
+    kBeatBytes,
 };
+static_assert(sizeof kReserve == kSegments * sizeof(u64));
 
 // Slots that a batch looks at per block, and at least, while dead blocks wait to be swept.
 constexpr u64 kSweepPerBlock = 8;
 constexpr u64 kSweepAtLeast = 64;
+constexpr u64 kSweepSection = 256;  // slots looked at in one section
 
 }  // namespace
 
@@ -27,6 +35,18 @@ Index::Index(u64 expected_blocks, u64 seed)
     : region_(kReserve),
       table_(region_, region_.at<IndexHeader>(Segment::header)->table),
       sets_(region_, region_.at<IndexHeader>(Segment::header)->sets, region_.at<IndexHeader>(Segment::header)->pool) {
+    create(expected_blocks, seed);
+}
+
+Index::Index(const RegionPlace& place, u64 expected_blocks, u64 seed)
+    : region_(kReserve, place),
+      table_(region_, region_.at<IndexHeader>(Segment::header)->table),
+      sets_(region_, region_.at<IndexHeader>(Segment::header)->sets, region_.at<IndexHeader>(Segment::header)->pool) {
+    create(expected_blocks, seed);
+    Roster(region_).create();
+}
+
+void Index::create(u64 expected_blocks, u64 seed) {
     header().seed = seed;
     table_.create(expected_blocks);
     sets_.create();
@@ -93,11 +113,13 @@ private:
 };
 
 u64 Index::store(const Fingerprints& blocks, u64 scope, u32 holder, u32 now_s, Sketch* sketch) {
+    Section section(region_);
     u64 changed;
     {
         Batch batch(sets_, holder, true);
         auto reserve = [&](u64 count) {
             batch.settle();
+            region_.turn_section();
             if (!table_.fits(count)) sweep_slots(~u64{0}, kSweepPerBlock * count);  // room of dead blocks before new room
             table_.reserve(count);
         };
@@ -116,10 +138,12 @@ u64 Index::store(const Fingerprints& blocks, u64 scope, u32 holder, u32 now_s, S
 
 u64 Index::remove(const Fingerprints& blocks, u64 scope, u32 holder, Sketch* sketch) {
     if (sets_.holder_blocks(holder) == 0) return 0;
+    Section section(region_);
     u64 changed;
     {
         Batch batch(sets_, holder, false);
         find_each(table_, KeyMix(header().seed, scope), blocks, [&](u64 position, Slot* slot) {
+            if (position % kGroup == 0) region_.turn_section();
             if (!slot) return;
             Step step = batch.step(slot->set);
             if (step.to) {
@@ -161,10 +185,12 @@ void Index::key_access(const Fingerprints& keys, u32* out) const {
 
 // Like `store`, by key: the keys were made with our seed. Key 0 means an empty slot and is passed over.
 u64 Index::restore(const Fingerprints& keys, const u8* access, u32 holder) {
+    Section section(region_);
     Batch batch(sets_, holder, true);
     for (u64 start = 0; start < keys.count; start += kGroup) {
         u64 end = std::min(start + kGroup, keys.count);
         batch.settle();
+        region_.turn_section();
         table_.reserve(end - start);
         for (u64 i = start; i < end; ++i) {
             if (keys.head(i) == 0) continue;
@@ -181,7 +207,9 @@ u64 Index::restore(const Fingerprints& keys, const u8* access, u32 holder) {
 
 u64 Index::drop(u32 holder) {
     u64 blocks = sets_.holder_blocks(holder);
-    if (blocks) sets_.drop(holder);
+    if (!blocks) return 0;
+    Section section(region_);
+    sets_.drop(holder);
     return blocks;
 }
 
@@ -193,6 +221,7 @@ u64 Index::sweep_slots(u64 max_blocks, u64 max_slots) {
     u64 freed = 0;
     u64& at = header().sweep_at;
     for (u64 seen = 0; seen < max_slots && freed < max_blocks && sets_.dead_blocks(); ++seen) {
+        if (seen % kSweepSection == 0) region_.turn_section();
         if (at >= table_.total()) at = 0;
         Slot& slot = table_[at];
         u32 named = slot.key ? slot.set : 0;
@@ -214,10 +243,11 @@ u64 Index::sweep_slots(u64 max_blocks, u64 max_slots) {
 }
 
 Stats Index::stats() const {
-    u64 bytes = sets_.private_bytes() + header().sets.holder_pages * 4096;
+    u64 bytes = sets_.private_bytes() + (region_.file() ? 0 : header().sets.holder_pages * 4096);
     for (u32 i = 0; i < kSegments; ++i) {
         auto segment = static_cast<Segment>(i);
-        if (segment != Segment::holders) bytes += region_.extent(segment).committed_bytes;
+        bool sparse = segment == Segment::holders && !region_.file();  // of a file, all that is committed is there
+        if (!sparse) bytes += region_.extent(segment).committed_bytes;
     }
     return {table_.used() - sets_.dead_blocks(), table_.capacity(), bytes, sets_.distinct(), sets_.live_holders(),
             table_.growing()};

@@ -6,11 +6,14 @@
 // A slot's set id counts as one reference of that record. Blocks whose set is dead (holder dropped) stay in the table until
 // a later batch or `sweep` comes by; nothing but `used` can tell.
 // If memory is exhausted, std::bad_alloc leaves the batch half applied but everything consistent and counted.
+// What changes blocks or sets does so in sections of the region, of a group of blocks or a few hundred records each; a last
+// access is written without, since readers of the region do not look at it.
 #pragma once
 
 #include <vector>
 
 #include "mix.hpp"
+#include "region_file.hpp"
 #include "sets.hpp"
 #include "sketch.hpp"
 #include "table.hpp"
@@ -55,6 +58,7 @@ struct Stats {
 class Index {
 public:
     Index(u64 expected_blocks, u64 seed);
+    Index(const RegionPlace& place, u64 expected_blocks, u64 seed);  // in a file, with a roster; not published yet
 
     u64 store(const Fingerprints& blocks, u64 scope, u32 holder, u32 now_s, Sketch* sketch);
     u64 remove(const Fingerprints& blocks, u64 scope, u32 holder, Sketch* sketch);
@@ -71,18 +75,23 @@ public:
 
     u64 drop(u32 holder);
     u64 holder_blocks(u32 holder) const { return sets_.holder_blocks(holder); }
-    u64 sweep(u64 max_blocks) { return sweep_slots(max_blocks, 2 * table_.total()); }
+    u64 sweep(u64 max_blocks) {
+        Section section(region_);
+        return sweep_slots(max_blocks, 2 * table_.total());
+    }
 
     // Blocks in key order from the cursor on. The cursor is a key, so growing meanwhile changes nothing: a block that is
     // present during the whole walk appears exactly once.
     DumpPage dump(u64 cursor, u64 max_blocks) const;
 
     Stats stats() const;
+    Region& region() { return region_; }
     const char* fault() const;  // checks every invariant; for tests
 
 private:
     class Batch;
 
+    void create(u64 expected_blocks, u64 seed);
     IndexHeader& header() const { return *region_.at<IndexHeader>(Segment::header); }
     u64 sweep_slots(u64 max_blocks, u64 max_slots);
     void sweep_after(u64 batch_blocks);

@@ -13,7 +13,8 @@ bool load_answers(ModuleState& state) {
     if (!answers) return false;
     state.lookup_type = PyObject_GetAttrString(answers.get(), "Lookup");
     state.stats_type = PyObject_GetAttrString(answers.get(), "IndexStats");
-    return state.lookup_type && state.stats_type;
+    state.region_lookup_type = PyObject_GetAttrString(answers.get(), "RegionLookup");
+    return state.lookup_type && state.stats_type && state.region_lookup_type;
 }
 
 PyObject* add_type(PyObject* module, PyType_Spec& spec) {
@@ -28,14 +29,17 @@ int exec(PyObject* module) {
     state.sketch_type = add_type(module, sketch_spec);
     if (!state.sketch_type) return -1;
     Ref index(add_type(module, index_spec));
+    Ref region(add_type(module, region_index_spec));
+    Ref reader(add_type(module, region_reader_spec));
     Ref floor(add_type(module, gather_floor_spec));
-    return index && floor ? 0 : -1;
+    return index && region && reader && floor ? 0 : -1;
 }
 
 int traverse(PyObject* module, visitproc visit, void* arg) {
     ModuleState& state = state_of_module(module);
     Py_VISIT(state.lookup_type);
     Py_VISIT(state.stats_type);
+    Py_VISIT(state.region_lookup_type);
     Py_VISIT(state.sketch_type);
     return 0;
 }
@@ -44,6 +48,7 @@ int clear(PyObject* module) {
     ModuleState& state = state_of_module(module);
     Py_CLEAR(state.lookup_type);
     Py_CLEAR(state.stats_type);
+    Py_CLEAR(state.region_lookup_type);
     Py_CLEAR(state.sketch_type);
     return 0;
 }

@@ -55,6 +55,41 @@ bool to_u64(PyObject* object, const char* name, u64 least, u64 most, u64& out) {
     return true;
 }
 
+void raise_region_error(const char* message) {
+    Ref answers(PyImport_ImportModule("kvdir.index.answers"));
+    Ref type(answers ? PyObject_GetAttrString(answers.get(), "RegionError") : nullptr);
+    if (type) PyErr_SetString(type.get(), message);
+}
+
+void require_usable(Index& index) {
+    if (index.region().closed()) throw RegionError("this region is closed: create a new one");
+    RegionFile* file = index.region().file();
+    if (file && !file->created_here()) {
+        throw RegionError("region " + file->place().path + " belongs to the process that forked this one: open it with RegionReader");
+    }
+}
+
+PyObject* to_stats(PyObject* self, const Stats& stats) {
+    using number = unsigned long long;
+    return PyObject_CallFunction(state_of(self).stats_type, "KKKKKO", static_cast<number>(stats.blocks),
+                                 static_cast<number>(stats.capacity), static_cast<number>(stats.bytes),
+                                 static_cast<number>(stats.sets), static_cast<number>(stats.holders),
+                                 stats.growing ? Py_True : Py_False);
+}
+
+PyObject* to_packed_sets(PyObject* container, const SetList& sets, int (*put)(PyObject*, Py_ssize_t, PyObject*)) {
+    Ref list(container);
+    if (!list) return nullptr;
+    u64 start = 0;
+    for (std::size_t i = 0; i < sets.ends.size(); ++i) {
+        PyObject* holders = to_bytes(sets.holders.data() + start, (sets.ends[i] - start) * sizeof(u32));
+        if (!holders) return nullptr;
+        put(list.get(), static_cast<Py_ssize_t>(i), holders);
+        start = sets.ends[i];
+    }
+    return list.take();
+}
+
 PyObject* to_bytes(const void* data, u64 bytes) {
     return PyBytes_FromStringAndSize(static_cast<const char*>(data), static_cast<Py_ssize_t>(bytes));
 }

@@ -11,6 +11,7 @@
 #include <exception>
 #include <mutex>
 #include <new>
+#include <string>
 
 #include "index.hpp"
 
@@ -19,6 +20,7 @@ namespace kvdir::python {
 struct ModuleState {
     PyObject* lookup_type;  // kvdir.index.answers.Lookup
     PyObject* stats_type;   // kvdir.index.answers.IndexStats
+    PyObject* region_lookup_type;  // kvdir.index.answers.RegionLookup
     PyObject* sketch_type;
 };
 
@@ -100,21 +102,34 @@ PyObject* to_bytes(const std::vector<T>& values) {
     return to_bytes(values.data(), values.size() * sizeof(T));
 }
 
+void raise_region_error(const char* message);  // kvdir.index.RegionError
+
+// Before work on a core, under its lock: throws when it cannot be used any more.
+template <class Core>
+void require_usable(const Core&) {}
+void require_usable(Index& index);
+
 // Runs `work` without the GIL; false with a Python error set when it threw.
 template <class Work>
 bool without_gil(Work work) {
-    enum { done, no_memory, failed } outcome = done;
+    enum { done, no_memory, refused, failed } outcome = done;
+    std::string message;
     PyThreadState* thread = PyEval_SaveThread();
     try {
         work();
     } catch (const std::bad_alloc&) {
         outcome = no_memory;
+    } catch (const RegionError& error) {
+        outcome = refused;
+        message = error.what();
     } catch (...) {
         outcome = failed;
     }
     PyEval_RestoreThread(thread);
     if (outcome == no_memory) {
-        PyErr_SetString(PyExc_MemoryError, "out of memory or address space: raise the limit, or drop holders; what fitted was kept");
+        PyErr_SetString(PyExc_MemoryError, "out of memory, shared memory or address space: raise the limit, or drop holders; what fitted was kept");
+    } else if (outcome == refused) {
+        raise_region_error(message.c_str());
     } else if (outcome == failed) {
         PyErr_SetString(PyExc_SystemError, "unexpected failure in the native index; please report it");
     }
@@ -126,6 +141,7 @@ bool locked(PyObject* self, Work work) {
     Guarded<Core>& held = guarded<Core>(self);
     return without_gil([&] {
         std::lock_guard<std::mutex> lock(held.mutex);
+        require_usable(held.core);
         work(held.core);
     });
 }
@@ -148,7 +164,26 @@ void dealloc(PyObject* self) {
     Py_DECREF(type);
 }
 
+inline char** keywords(const char* const* names) { return const_cast<char**>(names); }
+
+inline PyCFunction with_keywords(PyObject* (*function)(PyObject*, PyObject*, PyObject*)) {
+    return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+}
+
+inline ModuleState& state_of(PyObject* self) { return *static_cast<ModuleState*>(PyType_GetModuleState(Py_TYPE(self))); }
+
+constexpr u64 kAny = ~u64{0};
+constexpr u64 kHolders = kHolderLimit - 1;
+constexpr u64 kExpected = u64{1} << 31;
+
+// A sequence of packed u32 per set, put into a new list or tuple, whose reference is taken over.
+PyObject* to_stats(PyObject* self, const Stats& stats);
+PyObject* to_packed_sets(PyObject* container, const SetList& sets, int (*put)(PyObject*, Py_ssize_t, PyObject*));
+
+extern PyMethodDef index_methods[];  // also those of RegionIndex, whose core is an Index, too
 extern PyType_Spec index_spec;
+extern PyType_Spec region_index_spec;
+extern PyType_Spec region_reader_spec;
 extern PyType_Spec sketch_spec;
 extern PyType_Spec gather_floor_spec;
 

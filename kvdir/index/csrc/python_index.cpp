@@ -5,14 +5,7 @@ namespace kvdir::python {
 
 namespace {
 
-constexpr u64 kAny = ~u64{0};
-constexpr u64 kHolders = kHolderLimit - 1;
 constexpr u64 kSeconds = ~u32{0};
-constexpr u64 kExpected = u64{1} << 31;
-
-char** keywords(const char* const* names) { return const_cast<char**>(names); }
-
-ModuleState& state_of(PyObject* self) { return *static_cast<ModuleState*>(PyType_GetModuleState(Py_TYPE(self))); }
 
 PyObject* index_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
     static const char* names[] = {"expected_blocks", "seed", nullptr};
@@ -45,9 +38,11 @@ PyObject* change(PyObject* self, Guarded<Sketch>* sketch, Work work) {
     bool done = without_gil([&] {
         if (sketch) {
             std::scoped_lock lock(index.mutex, sketch->mutex);
+            require_usable(index.core);
             changed = work(index.core, &sketch->core);
         } else {
             std::lock_guard<std::mutex> lock(index.mutex);
+            require_usable(index.core);
             changed = work(index.core, nullptr);
         }
     });
@@ -90,16 +85,7 @@ PyObject* index_remove(PyObject* self, PyObject* args, PyObject* kwargs) {
 }
 
 PyObject* to_list(const SetList& sets) {
-    Ref list(PyList_New(static_cast<Py_ssize_t>(sets.ends.size())));
-    if (!list) return nullptr;
-    u64 start = 0;
-    for (std::size_t i = 0; i < sets.ends.size(); ++i) {
-        PyObject* holders = to_bytes(sets.holders.data() + start, (sets.ends[i] - start) * sizeof(u32));
-        if (!holders) return nullptr;
-        PyList_SetItem(list.get(), static_cast<Py_ssize_t>(i), holders);
-        start = sets.ends[i];
-    }
-    return list.take();
+    return to_packed_sets(PyList_New(static_cast<Py_ssize_t>(sets.ends.size())), sets, PyList_SetItem);
 }
 
 PyObject* index_lookup(PyObject* self, PyObject* args, PyObject* kwargs) {
@@ -248,16 +234,10 @@ PyObject* index_sweep(PyObject* self, PyObject* object) {
 PyObject* index_stats(PyObject* self, PyObject*) {
     Stats stats{};
     if (!locked<Index>(self, [&](Index& index) { stats = index.stats(); })) return nullptr;
-    using number = unsigned long long;
-    return PyObject_CallFunction(state_of(self).stats_type, "KKKKKO", static_cast<number>(stats.blocks),
-                                 static_cast<number>(stats.capacity), static_cast<number>(stats.bytes),
-                                 static_cast<number>(stats.sets), static_cast<number>(stats.holders),
-                                 stats.growing ? Py_True : Py_False);
+    return to_stats(self, stats);
 }
 
-PyCFunction with_keywords(PyObject* (*function)(PyObject*, PyObject*, PyObject*)) {
-    return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
-}
+}  // namespace
 
 PyMethodDef index_methods[] = {
     {"store", with_keywords(index_store), METH_VARARGS | METH_KEYWORDS, nullptr},
@@ -274,6 +254,8 @@ PyMethodDef index_methods[] = {
     {"stats", index_stats, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
+
+namespace {
 
 PyType_Slot index_slots[] = {
     {Py_tp_doc, const_cast<char*>("Native block index; the contract is kvdir.index.BlockIndex.")},

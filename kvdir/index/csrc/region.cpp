@@ -1,9 +1,13 @@
 #include "region.hpp"
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <new>
+
+#include "region_file.hpp"
 
 namespace kvdir {
 
@@ -11,56 +15,102 @@ namespace {
 
 u64 round_up(u64 value, u64 unit) { return (value + unit - 1) / unit * unit; }
 
+// Allocates, so that a full file system is an error here and not a SIGBUS at the first touch.
+bool allocate(int fd, u64 offset, u64 bytes) {
+    int error;
+    do {
+        error = posix_fallocate(fd, static_cast<off_t>(offset), static_cast<off_t>(bytes));
+    } while (error == EINTR);
+    return error == 0;
+}
+
 }  // namespace
 
 Region::Region(const u64 (&reserve_bytes)[kSegments]) : page_bytes_(static_cast<u64>(sysconf(_SC_PAGESIZE))) {
+    reserve(reserve_bytes);
+    const Extent& slots = extent(Segment::slots);
+    madvise(base_ + slots.offset, slots.reserved_bytes, MADV_HUGEPAGE);  // advice only: refusal costs speed, nothing else
+}
+
+Region::Region(const u64 (&reserve_bytes)[kSegments], const RegionPlace& place)
+    : page_bytes_(static_cast<u64>(sysconf(_SC_PAGESIZE))), max_bytes_(place.max_bytes), file_(new RegionFile(place)) {
+    reserve(reserve_bytes);
+    file_->sign(*header());
+    const Extent& slots = extent(Segment::slots);
+    madvise(base_ + slots.offset, slots.reserved_bytes, MADV_HUGEPAGE);
+}
+
+Region::~Region() { close(); }
+
+void Region::close() noexcept {
+    if (closed()) return;
+    if (file_ && file_->created_here()) retire();
+    munmap(base_, mapped_bytes_);
+    base_ = nullptr;
+    if (file_) file_->close();
+}
+
+void Region::reserve(const u64 (&reserve_bytes)[kSegments]) {
     constexpr int kHalvings = 10;
     Extent extents[kSegments];
-    void* mapped = MAP_FAILED;
-    for (int halving = 0; mapped == MAP_FAILED && halving <= kHalvings; ++halving) {
+    bool mapped = false;
+    for (int halving = 0; !mapped && halving <= kHalvings; ++halving) {
         u64 offset = 0;
         for (u32 i = 0; i < kSegments; ++i) {
             u64 bytes = i == 0 ? reserve_bytes[i] : reserve_bytes[i] >> halving;
             extents[i] = {offset, round_up(bytes, kHugePage), 0};
             offset += extents[i].reserved_bytes;
         }
-        mapped_bytes_ = offset + kHugePage;  // room to align the base
-        mapped = mmap(nullptr, mapped_bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        mapped = map(offset);
     }
-    if (mapped == MAP_FAILED) throw std::bad_alloc();
-
-    // Keep only the aligned part, so that offsets that are multiples of a huge page are addresses that are, too.
-    auto start = reinterpret_cast<u64>(mapped);
-    u64 skip = round_up(start, kHugePage) - start;
-    if (skip) munmap(mapped, skip);
-    if (skip < kHugePage) munmap(reinterpret_cast<void*>(start + mapped_bytes_ - (kHugePage - skip)), kHugePage - skip);
-    mapped_bytes_ -= kHugePage;
-    base_ = reinterpret_cast<std::byte*>(start + skip);
+    if (!mapped) throw std::bad_alloc();
 
     u64 header_bytes = round_up(sizeof(RegionHeader), page_bytes_);
-    if (mprotect(base_, header_bytes, PROT_READ | PROT_WRITE) != 0) {
+    bool there = !file_ || allocate(file_->fd(), 0, header_bytes);
+    if (!there || mprotect(base_, header_bytes, PROT_READ | PROT_WRITE) != 0) {
         munmap(base_, mapped_bytes_);
+        if (!there) throw RegionError(file_->no_room());
         throw std::bad_alloc();
     }
     auto* head = header();
     head->magic = kMagic;
-    head->version = 1;
-    head->segments = kSegments;
+    head->version = kVersion;
     for (u32 i = 0; i < kSegments; ++i) head->extents[i] = extents[i];
     head->extents[0].committed_bytes = header_bytes;
-    const Extent& slots = extent(Segment::slots);
-    madvise(base_ + slots.offset, slots.reserved_bytes, MADV_HUGEPAGE);  // advice only: refusal costs speed, nothing else
 }
 
-Region::~Region() { munmap(base_, mapped_bytes_); }
+// Keeps only an aligned part, so that offsets that are multiples of a huge page are addresses that are, too.
+bool Region::map(u64 bytes) {
+    if (file_ && ftruncate(file_->fd(), static_cast<off_t>(bytes)) != 0) return false;  // a limit on file sizes
+    void* mapped = mmap(nullptr, bytes + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (mapped == MAP_FAILED) return false;
+    auto start = reinterpret_cast<u64>(mapped);
+    u64 skip = round_up(start, kHugePage) - start;
+    if (skip) munmap(mapped, skip);
+    if (skip < kHugePage) munmap(reinterpret_cast<void*>(start + skip + bytes), kHugePage - skip);
+    base_ = reinterpret_cast<std::byte*>(start + skip);
+    mapped_bytes_ = bytes;
+    if (!file_ || mmap(base_, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, file_->fd(), 0) != MAP_FAILED) return true;
+    munmap(base_, bytes);
+    return false;
+}
+
+void Region::check_limit(u64 more_bytes) const {
+    if (max_bytes_ == 0) return;
+    u64 bytes = more_bytes;
+    for (const Extent& extent : header()->extents) bytes += extent.committed_bytes;
+    if (bytes > max_bytes_) throw std::bad_alloc();
+}
 
 void Region::commit(Segment segment, u64 bytes) {
     Extent& extent = header()->extents[static_cast<u32>(segment)];
     if (bytes <= extent.committed_bytes) return;
     bytes = round_up(bytes, segment == Segment::slots ? granule_bytes(bytes) : page_bytes_);
     if (bytes > extent.reserved_bytes) throw std::bad_alloc();
-    std::byte* from = base_ + extent.offset + extent.committed_bytes;
-    if (mprotect(from, bytes - extent.committed_bytes, PROT_READ | PROT_WRITE) != 0) throw std::bad_alloc();
+    u64 more = bytes - extent.committed_bytes;
+    check_limit(more);
+    if (file_ && !allocate(file_->fd(), extent.offset + extent.committed_bytes, more)) throw std::bad_alloc();
+    if (mprotect(base_ + extent.offset + extent.committed_bytes, more, PROT_READ | PROT_WRITE) != 0) throw std::bad_alloc();
     extent.committed_bytes = bytes;
 }
 

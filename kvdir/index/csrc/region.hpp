@@ -1,22 +1,30 @@
 // One position-independent range of memory that holds a whole index.
 //
 //   base
-//   +--------+---------+---------+---------+-------+------+---------------------------+
-//   | header | holders | records | buckets | words | map  | slots ...                 |   segments, at fixed offsets
-//   +--------+---------+---------+---------+-------+------+---------------------------+
-//   |##      |#        |###      |#        |####   |#     |########                   |   # committed: readable, writable
+//   +--------+---------+---------+---------+-------+------+-------------+--------+-------+------------+------+
+//   | header | holders | records | buckets | words | map  | slots ...   | places | nodes | namespaces | beat |
+//   +--------+---------+---------+---------+-------+------+-------------+--------+-------+------------+------+
+//   |##      |#        |###      |#        |####   |#     |########     |#       |#      |#           |##    |   # committed
+//    segments, at fixed offsets; the last four (roster.hpp) only in a file
 //
 // Address space is reserved once (PROT_NONE: costs neither memory nor commit charge) and every segment grows in place by
 // committing more of it, so growing never copies and never needs a second table. Nothing in the region is a pointer:
 // only offsets and ids relative to a segment, so the same bytes can live in a file in shared memory and be mapped
-// anywhere. Extents stand in the region itself (RegionHeader), for those who map it.
+// anywhere (region_file.hpp, view.hpp). Extents stand in the region itself (RegionHeader), for those who map it.
 //
-// Invariants: offsets never change; `committed_bytes` only grows; committed bytes that were never written read as zero.
-// Not in here: what the segments mean (table, pool, sets), and any locking.
+// Sections: whoever writes what readers look at does it between `begin_section` and `end_section`, in short pieces, each of
+// which leaves everything consistent. The sequence is odd meanwhile, so a reader in another process knows that what it has
+// seen belongs together if the sequence was even and the same before and after (a sequence lock: Boehm, "Can seqlocks get
+// along with programming language memory models?", MSPC 2012). A reader writes nothing, and nobody waits for it.
+//
+// Invariants: offsets never change; `committed_bytes` only grows; committed bytes that were never written read as zero; in a
+// file, committed bytes are allocated, so neither side ever meets SIGBUS.
+// Not in here: what the segments mean (table, pool, sets, roster), and any locking between writers.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 namespace kvdir {
 
@@ -28,8 +36,8 @@ using u128 = unsigned __int128;
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the region and the sketch are little-endian");
 
-enum class Segment : u32 { header, holders, records, buckets, words, word_map, slots };
-constexpr u32 kSegments = 7;
+enum class Segment : u32 { header, holders, records, buckets, words, word_map, slots, places, nodes, namespaces, beat };
+constexpr u32 kSegments = 11;
 
 struct Extent {
     u64 offset;           // from the base of the region
@@ -38,15 +46,28 @@ struct Extent {
 };
 
 struct RegionHeader {
+    // The same in every version, so that any release can tell what it has before it.
     u64 magic;
     u32 version;
-    u32 segments;
+    u32 retired;       // 1: replaced or closed; whoever reads it opens the path again
+    char release[32];  // that wrote it, zero-terminated
+    // From here on as the version says.
+    u64 layout;        // kLayout of the writer: sizes of everything in the region
+    u64 generation;    // random, never 0
+    u64 writer_pid;    // in the writer's own pid namespace
+    u64 writer_start;  // clock ticks since boot, as /proc/PID/stat says
+    char boot_id[40];  // /proc/sys/kernel/random/boot_id
     Extent extents[kSegments];
+    alignas(64) u64 sequence;  // odd while a section is open; a line of its own, because readers poll it
 };
+
+class RegionFile;
+struct RegionPlace;
 
 class Region {
 public:
     static constexpr u64 kMagic = 0x584449524944564B;  // "KVDIRIDX", little-endian
+    static constexpr u32 kVersion = 2;
     static constexpr u64 kHugePage = u64{2} << 20;
     // From this size on a segment of slots grows by whole huge pages: fewer TLB misses, and nothing half used.
     static constexpr u64 kHugeFrom = u64{4} << 20;
@@ -54,6 +75,8 @@ public:
     // Reserves the given bytes per segment; where the system allows less, every segment but the header is halved until
     // it fits. Throws std::bad_alloc when not even a small region can be had.
     explicit Region(const u64 (&reserve_bytes)[kSegments]);
+    // The same in a new file, which nobody sees before `file()->publish()`. Throws RegionError, too.
+    Region(const u64 (&reserve_bytes)[kSegments], const RegionPlace& place);
     ~Region();
     Region(const Region&) = delete;
     Region& operator=(const Region&) = delete;
@@ -72,12 +95,47 @@ public:
     // Unit in which a segment of slots of this size grows, in bytes.
     u64 granule_bytes(u64 segment_bytes) const { return segment_bytes < kHugeFrom ? page_bytes_ : kHugePage; }
 
+    void begin_section() noexcept {
+        __atomic_store_n(&header()->sequence, header()->sequence + 1, __ATOMIC_RELAXED);
+        __atomic_thread_fence(__ATOMIC_RELEASE);  // no write of the section may be seen before the odd number
+    }
+    void end_section() noexcept { __atomic_store_n(&header()->sequence, header()->sequence + 1, __ATOMIC_RELEASE); }
+    // Between two steps of a long section, where everything is consistent: lets readers see it. Without a section: nothing.
+    void turn_section() noexcept {
+        if ((header()->sequence & 1) == 0) return;
+        end_section();
+        begin_section();
+    }
+
+    RegionFile* file() const { return file_.get(); }  // null: anonymous memory
+    void retire() noexcept { __atomic_store_n(&header()->retired, 1, __ATOMIC_RELEASE); }
+    // Retires, takes the file away and gives the memory and the lock back; nothing but the destructor may follow.
+    void close() noexcept;
+    bool closed() const { return base_ == nullptr; }
+
 private:
     RegionHeader* header() const { return reinterpret_cast<RegionHeader*>(base_); }
+    void reserve(const u64 (&reserve_bytes)[kSegments]);
+    bool map(u64 bytes);
+    void check_limit(u64 more_bytes) const;
 
     std::byte* base_ = nullptr;
     u64 mapped_bytes_ = 0;
-    u64 page_bytes_ = 0;
+    u64 page_bytes_;
+    u64 max_bytes_ = 0;  // of a file, all segments together; 0: no limit
+    std::unique_ptr<RegionFile> file_;
+};
+
+// One section, ended however its scope is left.
+class Section {
+public:
+    explicit Section(Region& region) : region_(region) { region_.begin_section(); }
+    ~Section() { region_.end_section(); }
+    Section(const Section&) = delete;
+    Section& operator=(const Section&) = delete;
+
+private:
+    Region& region_;
 };
 
 }  // namespace kvdir

@@ -13,6 +13,7 @@ constexpr u32 kMemoEntries = 1024;
 constexpr u32 kAdding = u32{1} << 31;
 constexpr u32 kFirstBuckets = 64;
 constexpr u32 kHoldersPerPage = 1024;
+constexpr u32 kDropSection = 256;  // records that one section of a drop looks at; in between an alias may name an alias
 
 // The hash of a set is the sum over its holders, so that one holder more or less costs one addition.
 u32 hash_of(u32 holder) { return static_cast<u32>(scramble(holder + kGolden)); }
@@ -172,6 +173,7 @@ Step Sets::compute(u32 id, u32 holder, bool adding) {
 void Sets::drop(u32 holder) {
     ++drops_;
     for (u32 id = 1; id < state_.records; ++id) {
+        if (id % kDropSection == 0) region_.turn_section();
         if (records_[id].count == 0) continue;
         SetView set = view(id);
         const u32* place = place_of(set, holder);
@@ -213,6 +215,7 @@ void Sets::drop_from(u32 id, const u32* place) noexcept {
 // After a drop an alias may name a set that is dead or an alias itself: name the end of the chain, or die with it.
 void Sets::settle_aliases() noexcept {
     for (u32 id = 1; id < state_.records; ++id) {
+        if (id % kDropSection == 0) region_.turn_section();
         u32 before = records_[id].alias_of;
         if (!before) continue;
         u32 end = before;

@@ -12,7 +12,8 @@
 //   free       refs = 0 and aliases = 0, in the free list
 //
 // Invariants: refs = slots that name the record; aliases = records whose alias_of it is; alias_of always names a canonical
-// record (chains are flattened before `drop` ends); `dead_blocks` = sum of refs over dead records.
+// record (chains are flattened before `drop` ends; within a drop they have at most two links, because a set that others become
+// equal to lacks the dropped holder and so stays as it is); `dead_blocks` = sum of refs over dead records.
 // `holders` is the number of blocks of each holder, kept exactly, so it costs nothing to ask.
 //
 // Adding and taking a holder is remembered in a small direct-mapped memo; an entry is good only while both records have

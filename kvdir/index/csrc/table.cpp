@@ -29,9 +29,12 @@ void Table::create(u64 expected) {
 }
 
 void Table::reserve(u64 count) {
-    for (u64 credit = count * kMovesPerInsert; growing() && credit;) credit -= std::min(credit, move_chunk());
+    for (u64 credit = count * kMovesPerInsert; growing() && credit;) {
+        credit -= std::min(credit, move_chunk());
+        region_.turn_section();
+    }
     while (!fits(count)) {
-        while (growing()) move_chunk();
+        for (; growing(); region_.turn_section()) move_chunk();
         begin_growth(count);
     }
 }
