@@ -149,20 +149,18 @@ class BlockReader(Protocol):
     """
 
     def lookup(self, fingerprints: Packed, width: int, *, scope: int, prefix: bool = False) -> RegionLookup:
-        """As `BlockIndex.lookup`, with nodes for holders; those that are not visible, or whose node is hidden or unknown, are
-        left out. A prefix ends at the first block that nobody else has.
+        """As `BlockIndex.lookup`, with nodes for holders; those that are not visible, or whose node is unknown, are left out. A
+        prefix ends at the first block that nobody else has.
         """
 
-    def node(self, slot: int) -> tuple[int, bytes]:
-        """(version, record) of a node slot; (0, b"") when there is none. The upper 32 bits of the version change exactly when
-        the slot is cleared, the lower ones with every record.
-        """
+    def node(self, node: int, /) -> tuple[int, bytes]:
+        """(version, record) of a node that an answer named; (0, b"") when it is gone, also when another has its slot."""
 
     def nodes(self) -> bytes:
-        """Packed u32: the slots that are known."""
+        """Packed u32: all nodes that are known, as answers name them."""
 
     def holders(self) -> bytes:
-        """Packed u32, four each: number, node slot, tier | 256 if visible, blocks."""
+        """Packed u32, four each: number, node, tier | 256 if visible, blocks."""
 
     def namespaces(self) -> tuple[int, bytes]:
         """(version, records); (0, b"") when there are none yet."""

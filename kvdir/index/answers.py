@@ -35,16 +35,14 @@ class RegionLookup(NamedTuple):
     """Answer of `RegionReader.lookup`; nodes in place of holder numbers.
 
     runs, hits: as Lookup. sets: packed u32 little-endian, node index << 8 | tier, ascending, as in kvdir.v1.LookupResponse.
-    nodes: packed u32 little-endian, the node slot of each node index.
-    versions: packed u64 little-endian, the version that the record of each of `nodes` had. If `RegionReader.node` gives one
-        with other upper 32 bits, the slot belongs to another node by now, and what the answer says about it is void.
+    nodes: packed u32 little-endian: for each node index the id to ask `RegionReader.node` for. It stands for a node slot as long
+        as one node has it: the slot in the lower 16 bits, and how often it was cleared in the upper ones.
     torn: some positions are misses only because the writer was at work all the time, or died in the middle of it.
     """
 
     runs: bytes
     sets: tuple[bytes, ...]
     nodes: bytes
-    versions: bytes
     hits: int
     torn: bool
 

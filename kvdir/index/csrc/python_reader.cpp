@@ -68,9 +68,8 @@ PyObject* reader_lookup(PyObject* self, PyObject* args, PyObject* kwargs) {
     Ref runs(to_bytes(answer.runs));
     Ref sets(to_packed_sets(PyTuple_New(static_cast<Py_ssize_t>(answer.sets.ends.size())), answer.sets, PyTuple_SetItem));
     Ref nodes(to_bytes(answer.nodes));
-    Ref versions(to_bytes(answer.versions));
-    if (!runs || !sets || !nodes || !versions) return nullptr;
-    return PyObject_CallFunction(state_of(self).region_lookup_type, "OOOOKO", runs.get(), sets.get(), nodes.get(), versions.get(),
+    if (!runs || !sets || !nodes) return nullptr;
+    return PyObject_CallFunction(state_of(self).region_lookup_type, "OOOKO", runs.get(), sets.get(), nodes.get(),
                                  static_cast<unsigned long long>(answer.hits), answer.torn ? Py_True : Py_False);
 }
 
@@ -81,10 +80,10 @@ PyObject* to_pair(u64 version, const std::string& record) {
 }
 
 PyObject* reader_node(PyObject* self, PyObject* object) {
-    u64 slot, version = 0;
+    u64 id, version = 0;
     std::string record;
-    if (!to_u64(object, "slot", 0, ~u32{0}, slot)) return nullptr;
-    if (!reading(self, [&](const RegionView& view) { version = view.node(static_cast<u32>(slot), record); })) return nullptr;
+    if (!to_u64(object, "node", 0, ~u32{0}, id)) return nullptr;
+    if (!reading(self, [&](const RegionView& view) { version = view.node(static_cast<u32>(id), record); })) return nullptr;
     return to_pair(version, record);
 }
 
@@ -104,9 +103,9 @@ PyObject* reader_beat(PyObject* self, PyObject*) {
 }
 
 PyObject* reader_nodes(PyObject* self, PyObject*) {
-    std::vector<u32> slots;
-    if (!reading(self, [&](const RegionView& view) { slots = view.nodes(); })) return nullptr;
-    return to_bytes(slots);
+    std::vector<u32> ids;
+    if (!reading(self, [&](const RegionView& view) { ids = view.nodes(); })) return nullptr;
+    return to_bytes(ids);
 }
 
 PyObject* reader_holders(PyObject* self, PyObject*) {

@@ -119,17 +119,15 @@ bool open_record(PyObject* object, const char* name, u64 most, Buffer& out) {
 }
 
 PyObject* region_set_node(PyObject* self, PyObject* args, PyObject* kwargs) {
-    static const char* names[] = {"slot", "record", "hidden", nullptr};
+    static const char* names[] = {"slot", "record", nullptr};
     PyObject *slot_object, *record_object;
-    int hidden = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$p:set_node", keywords(names), &slot_object, &record_object, &hidden))
-        return nullptr;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO:set_node", keywords(names), &slot_object, &record_object)) return nullptr;
     u64 slot;
     Buffer record;
     if (!to_u64(slot_object, "slot", 0, kNodes, slot) || !open_record(record_object, "record", sizeof NodeEntry::record, record))
         return nullptr;
     return quietly(self, [&](Index& index) {
-        Roster(index.region()).set_node(static_cast<u32>(slot), record.data(), static_cast<u32>(record.bytes()), hidden != 0);
+        Roster(index.region()).set_node(static_cast<u32>(slot), record.data(), static_cast<u32>(record.bytes()));
     });
 }
 

@@ -20,7 +20,7 @@ constexpr u32 kRetryPauses = 16;
 constexpr u32 kOpenPauses = 8;
 constexpr int kMostAliases = 2;  // links of a chain, see sets.hpp
 
-// A small map from number to number that never shrinks; for ids of sets and slots of nodes.
+// A small map from number to number that never shrinks.
 class Numbers {
 public:
     // The place of the value, and whether it is new (then kNone stands there).
@@ -93,8 +93,7 @@ public:
         return canonical_;
     }
 
-    // Calls visit(number, node slot, tier, version of its record) for each holder of a canonical set that lookups may name, and
-    // all(number) for each.
+    // Calls every(number) for each holder of a canonical set, and visible(node id, tier) for those that answers may name.
     template <class Every, class Visible>
     void holders(u32 canonical, Every every, Visible visible) {
         const SetRecord* record = records_ + canonical;
@@ -112,10 +111,8 @@ public:
             if ((place & kPlaceVisible) == 0) continue;
             u64 slot = place >> 32;
             if (slot >= shape_.nodes) continue;
-            const NodeEntry& node = nodes_[slot];
-            if (peek(&node.flags) != NodeEntry::kKnown) continue;
-            u64 version = u64{peek(&node.life)} << 32 | peek(&node.sheet.version);
-            visible(static_cast<u32>(slot), static_cast<u32>(place & 0xFF), version);
+            if (!peek(&nodes_[slot].known)) continue;
+            visible(node_id(static_cast<u32>(slot), peek(&nodes_[slot].life)), static_cast<u32>(place & 0xFF));
         }
     }
 
@@ -156,8 +153,7 @@ private:
 };
 
 struct Member {
-    u64 version;
-    u32 slot;
+    u32 node;  // node_id
     u32 tier;
 };
 
@@ -195,7 +191,7 @@ private:
     bool extend(Window& window, Prefix& state, u64 end, u64 key);
     void advance(Window& window, Prefix& state);
     u32 number_of(u32 found);
-    u32 node_index(const Member& member);
+    u32 node_index(u32 node);
     void add(u64 position, u64 count, u32 number);
     u64 key_at(u64 position) const { return mix_(blocks_.head(position)); }
 
@@ -210,7 +206,7 @@ private:
     std::vector<Member> members_;
     u64 members_left_ = kMostMembers;
     std::vector<Stretch> stretches_;
-    Numbers by_content_, by_slot_;
+    Numbers by_content_, by_node_;
     std::vector<u32> edited_;
     u64 last_end_ = 0;
     u32 last_number_ = kNone;
@@ -248,17 +244,16 @@ u32 Call::found_in(Window& window, u32 canonical) {
     if (at != kNone) return at;
     at = static_cast<u32>(found_.size());
     u64 first = members_.size();
-    window.holders(canonical, [](u32) {}, [&](u32 slot, u32 tier, u64 version) { members_.push_back({version, slot, tier}); });
+    window.holders(canonical, [](u32) {}, [&](u32 node, u32 tier) { members_.push_back({node, tier}); });
     found_.push_back({first, members_.size()});
     return at;
 }
 
-u32 Call::node_index(const Member& member) {
-    u32& at = by_slot_[member.slot];
+u32 Call::node_index(u32 node) {
+    u32& at = by_node_[node];
     if (at == kNone) {
         at = static_cast<u32>(answer_.nodes.size());
-        answer_.nodes.push_back(member.slot);
-        answer_.versions.push_back(member.version);
+        answer_.nodes.push_back(node);
     }
     return at;
 }
@@ -268,7 +263,7 @@ u32 Call::number_of(u32 found) {
     Found& set = found_[found];
     if (set.number != kNone || set.first == set.end) return set.number;
     edited_.clear();
-    for (u64 i = set.first; i < set.end; ++i) edited_.push_back(node_index(members_[i]) << 8 | members_[i].tier);
+    for (u64 i = set.first; i < set.end; ++i) edited_.push_back(node_index(members_[i].node) << 8 | members_[i].tier);
     std::sort(edited_.begin(), edited_.end());
     edited_.erase(std::unique(edited_.begin(), edited_.end()), edited_.end());
     u64 hash = edited_.size();
@@ -333,7 +328,7 @@ RegionAnswer Call::sparse() {
 bool Call::narrow(Window& window, Prefix& state, u32 canonical) {
     if (canonical == 0) return false;
     std::vector<u32> holders, both;
-    window.holders(canonical, [&](u32 number) { holders.push_back(number); }, [](u32, u32, u64) {});
+    window.holders(canonical, [&](u32 number) { holders.push_back(number); }, [](u32, u32) {});
     if (state.end == 0) {
         state.common.swap(holders);
         return !state.common.empty();

@@ -32,27 +32,22 @@ void Roster::clear_holder(u32 number) {
     region_.at<u64>(Segment::places)[number] = 0;
 }
 
-void Roster::set_flags(NodeEntry& entry, u32 flags, u32 life) {
-    if (entry.flags == flags && entry.life == life) return;
-    Section section(region_);
-    entry.flags = flags;
-    entry.life = life;
-}
-
-void Roster::set_node(u32 slot, const void* record, u32 bytes, bool hidden) {
+void Roster::set_node(u32 slot, const void* record, u32 bytes) {
     region_.commit(Segment::nodes, (u64{slot} + 1) * sizeof(NodeEntry));
     NodeEntry& entry = region_.at<NodeEntry>(Segment::nodes)[slot];
     write_sheet(entry.sheet, record, bytes);
-    set_flags(entry, NodeEntry::kKnown | (hidden ? NodeEntry::kHidden : 0), entry.life);
+    if (entry.known) return;
+    Section section(region_);
+    entry.known = 1;
 }
 
-// The life first: from then on no answer of before takes the record for that of the node it named.
 void Roster::clear_node(u32 slot) {
     if ((u64{slot} + 1) * sizeof(NodeEntry) > region_.extent(Segment::nodes).committed_bytes) return;
     NodeEntry& entry = region_.at<NodeEntry>(Segment::nodes)[slot];
-    if (entry.flags == 0) return;
-    set_flags(entry, 0, entry.life + 1);
-    write_sheet(entry.sheet, nullptr, 0);
+    if (!entry.known) return;
+    Section section(region_);
+    entry.known = 0;
+    ++entry.life;
 }
 
 bool Roster::set_namespaces(const void* records, u64 bytes) {

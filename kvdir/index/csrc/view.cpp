@@ -150,28 +150,26 @@ u32 RegionView::sheet(Segment segment, u64 offset, u64 room, std::string& out) c
     }
 }
 
-u64 RegionView::node(u32 slot, std::string& out) const {
-    u64 offset = u64{slot} * sizeof(NodeEntry);
+// The record is that of the node if the slot was its both before and after.
+u32 RegionView::node(u32 id, std::string& out) const {
+    u64 offset = u64{slot_of(id)} * sizeof(NodeEntry);
     if (offset + sizeof(NodeEntry) > committed(Segment::nodes)) return 0;
-    const NodeEntry& entry = at<NodeEntry>(Segment::nodes)[slot];
-    for (int attempt = 0; attempt < 8; ++attempt) {
-        u32 life = __atomic_load_n(&entry.life, __ATOMIC_ACQUIRE);
-        u32 version = sheet(Segment::nodes, offset + offsetof(NodeEntry, sheet), sizeof entry.record, out);
-        __atomic_thread_fence(__ATOMIC_ACQUIRE);
-        if (version == 0 || peek(&entry.flags) == 0) return 0;
-        if (peek(&entry.life) == life) return u64{life} << 32 | version;
-    }
-    return 0;
+    const NodeEntry& entry = at<NodeEntry>(Segment::nodes)[slot_of(id)];
+    auto still = [&] { return peek(&entry.known) && node_id(slot_of(id), peek(&entry.life)) == id; };
+    if (!still()) return 0;
+    u32 version = sheet(Segment::nodes, offset + offsetof(NodeEntry, sheet), sizeof entry.record, out);
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+    return still() ? version : 0;
 }
 
 std::vector<u32> RegionView::nodes() const {
-    std::vector<u32> slots;
+    std::vector<u32> ids;
     const NodeEntry* entries = at<NodeEntry>(Segment::nodes);
     u64 count = committed(Segment::nodes) / sizeof(NodeEntry);
     for (u32 slot = 0; slot < count; ++slot) {
-        if (peek(&entries[slot].flags)) slots.push_back(slot);
+        if (peek(&entries[slot].known)) ids.push_back(node_id(slot, peek(&entries[slot].life)));
     }
-    return slots;
+    return ids;
 }
 
 std::vector<u32> RegionView::holders() const {
@@ -179,10 +177,13 @@ std::vector<u32> RegionView::holders() const {
     const u64* places = at<u64>(Segment::places);
     const u32* blocks = at<u32>(Segment::holders);
     u64 count = committed(Segment::places) / sizeof(u64), counted = committed(Segment::holders) / sizeof(u32);
+    u64 nodes = committed(Segment::nodes) / sizeof(NodeEntry);
     for (u32 number = 0; number < count; ++number) {
         u64 place = peek(places + number);
-        if ((place & kPlaceKnown) == 0) continue;
-        u32 row[] = {number, static_cast<u32>(place >> 32), static_cast<u32>(place & (kPlaceVisible | 0xFF)),
+        u64 slot = place >> 32;
+        if ((place & kPlaceKnown) == 0 || slot >= nodes) continue;
+        u32 id = node_id(static_cast<u32>(slot), peek(&at<NodeEntry>(Segment::nodes)[slot].life));
+        u32 row[] = {number, id, static_cast<u32>(place & (kPlaceVisible | 0xFF)),
                      number < counted ? peek(blocks + number) : 0};
         out.insert(out.end(), std::begin(row), std::end(row));
     }

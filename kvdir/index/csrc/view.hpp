@@ -77,11 +77,11 @@ public:
     // Copies a sheet of a segment; `offset` from its start, at most `room` bytes of data. Returns its version; 0 when there is
     // none, or when it could not be read in time.
     u32 sheet(Segment segment, u64 offset, u64 room, std::string& out) const;
-    // The record of a node; version with its life in the upper half, 0 when there is none.
-    u64 node(u32 slot, std::string& out) const;
+    // The record of the node, and its version; 0 when the slot is nobody's or another one's by now.
+    u32 node(u32 id, std::string& out) const;
 
-    std::vector<u32> nodes() const;    // slots that are known
-    std::vector<u32> holders() const;  // (number, node slot, tier | visible << 8, blocks) of each that is known
+    std::vector<u32> nodes() const;    // node_id of each that is known
+    std::vector<u32> holders() const;  // (number, node_id, tier | visible << 8, blocks) of each that is known
     Stats stats() const;
 
 private:
@@ -97,12 +97,11 @@ private:
 
 // What a lookup in a region answers. Sets hold node_index << 8 | tier, ascending, of visible holders of visible nodes.
 struct RegionAnswer {
-    std::vector<u32> runs;      // (start, count, set) triples
+    std::vector<u32> runs;  // (start, count, set) triples
     SetList sets;
-    std::vector<u32> nodes;     // slot of each node index
-    std::vector<u64> versions;  // and the version its record had
+    std::vector<u32> nodes;  // node_id of each node index
     u64 hits = 0;
-    bool torn = false;          // some blocks are misses only because the writer was in the way
+    bool torn = false;  // some blocks are misses only because the writer was in the way
 };
 
 RegionAnswer region_lookup(const RegionView& view, const Fingerprints& blocks, u64 scope, bool prefix);
