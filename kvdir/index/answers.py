@@ -35,8 +35,8 @@ class RegionLookup(NamedTuple):
     """Answer of `RegionReader.lookup`; nodes in place of holder numbers.
 
     runs, hits: as Lookup. sets: packed u32 little-endian, node index << 8 | tier, ascending, as in kvdir.v1.LookupResponse.
-    nodes: packed u32 little-endian: for each node index the id to ask `RegionReader.node` for. It stands for a node slot as long
-        as one node has it: the slot in the lower 16 bits, and how often it was cleared in the upper ones.
+    nodes: packed u32 little-endian: for each node index the id to ask `RegionReader.node` for. It stands for a node slot as
+        long as one node has it: the slot in the lower 16 bits, and how often it was cleared in the upper ones.
     torn: some positions are misses only because the writer was at work all the time, or died in the middle of it.
     """
 
