@@ -129,7 +129,7 @@ class _Stream:
             await self._exchange(channel)
             error = Unavailable(f"{self._address}: the coordinator ended the call")
         except grpc.RpcError as ended:
-            error = _reason(ended, self._address)
+            error = reason(ended, self._address)
         except Unavailable as refused:
             error = refused
         except asyncio.CancelledError:
@@ -212,7 +212,7 @@ class _Stream:
             self._call.cancel()
 
 
-def _reason(error: grpc.RpcError, address: str) -> Exception:
+def reason(error: grpc.RpcError, address: str) -> Exception:
     """Why the call ended, as those whose lookups were under way should see it: elsewhere, or here call by call."""
     ended: Any = error
     told = from_rpc_error(error, target=address)

@@ -5,18 +5,21 @@ Thread-safe: gRPC's blocking channels are, and what is kept beside them changes 
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import grpc
 
 from kvdir.client import calls
 from kvdir.client.addresses import Addresses
 from kvdir.client.calls import Call, Reconciled
+from kvdir.client.lookup_stream import NoStream
+from kvdir.client.lookup_stream_sync import Asked, LookupStreams
 from kvdir.client.race import Race, RaceCounters
 from kvdir.core.answer import Lookup, LookupMode
 from kvdir.core.digests import DigestsView
@@ -27,7 +30,7 @@ from kvdir.errors import DeadlineExceeded, KvdirError, Unavailable
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import MinTrust
 from kvdir.rpc.admin_codec import decode_part
-from kvdir.rpc.channel import DEFAULT_MAX_MESSAGE_BYTES, client_options
+from kvdir.rpc.channel import DEFAULT_MAX_MESSAGE_BYTES, client_options, wait_ready_blocking
 from kvdir.rpc.status import from_rpc_error
 from kvdir.rpc.story_codec import StoryAnswer
 from kvdir.v1 import admin_pb2
@@ -36,7 +39,7 @@ AnswerT = TypeVar("AnswerT")
 
 
 class Client:
-    """See aio.DirectoryClient; arguments and errors are the same."""
+    """See aio.DirectoryClient; arguments and errors are the same. Threads do not live through fork(): make one after it."""
 
     def __init__(
         self,
@@ -46,6 +49,7 @@ class Client:
         deadline_s: float = 2.0,
         connect_timeout_s: float = 0.5,
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
+        stream: bool = True,
     ) -> None:
         self.races = RaceCounters()
         self._addresses = Addresses(addresses, name=name)
@@ -55,6 +59,7 @@ class Client:
         self._channels: dict[str, grpc.Channel] = {}
         self._ready: set[str] = set()  # connected when last seen; others are waited for, within the call's deadline
         self._connecting = threading.Lock()
+        self._streams = LookupStreams(self._options, connect_timeout_s=connect_timeout_s) if stream else None
 
     def __enter__(self) -> Self:
         return self
@@ -64,6 +69,8 @@ class Client:
 
     def close(self) -> None:
         """Closes the connections; calls under way fail."""
+        if self._streams is not None:
+            self._streams.close()
         channels, self._channels = self._channels, {}
         for channel in channels.values():
             channel.close()
@@ -160,10 +167,10 @@ class Client:
         raise failure or DeadlineExceeded("no coordinator was asked: the deadline had passed")
 
     def _hedged(self, call: Call[AnswerT], race: Race) -> AnswerT:
-        """Without a thread per question: gRPC says in `ended` which one has ended, after its own deadline at the latest."""
+        """Without a thread per question: whoever answers says in `ended` which one has ended."""
         failure: KvdirError | None = None
         ended: queue.SimpleQueue[str] = queue.SimpleQueue()
-        under_way: dict[str, Any] = {}
+        under_way: dict[str, _Question] = {}
         try:
             while True:
                 now_s = time.monotonic()
@@ -173,55 +180,69 @@ class Client:
                         under_way[turn[0]] = self._begin(call, *turn, ended=ended)
                     elif not under_way:
                         raise failure or DeadlineExceeded("no coordinator was asked: the deadline had passed")
-                try:
-                    address = ended.get(timeout=race.wait_s(now_s))
-                except queue.Empty:
+                address = _first_ended(ended, under_way, wait_s=race.wait_s(now_s))
+                if address not in under_way:
                     continue
+                question = under_way.pop(address)
                 try:
-                    answer = call.read(under_way.pop(address).result())
-                except (grpc.RpcError, grpc.FutureCancelledError) as error:
-                    failure = _error_of(error, address)
-                    if not isinstance(failure, Unavailable | DeadlineExceeded):
-                        raise failure from error
+                    answer = call.read(question.result())
+                except NoStream:
+                    under_way[address] = self._begin(call, address, question.end_s, ended=ended)
+                except (Unavailable, DeadlineExceeded) as error:
+                    failure = error
                     race.lost(address, time.monotonic())
                 else:
                     race.won(address, time.monotonic())
                     return answer
         finally:
-            for future in under_way.values():
-                future.cancel()
+            for question in under_way.values():
+                question.cancel()
 
     def _everywhere(self, call: Call[AnswerT], deadline_s: float | None) -> list[AnswerT]:
         """Asks all at once; the answers that came. Raises one of the failures when none did."""
         end_s = time.monotonic() + (self._deadline_s if deadline_s is None else deadline_s)
         ended: queue.SimpleQueue[str] = queue.SimpleQueue()
         listed = self._addresses.order(now_s=time.monotonic())
-        futures = {address: self._begin(call, address, end_s, ended=ended) for address in listed}
+        questions = {address: self._begin(call, address, end_s, ended=ended) for address in listed}
         answers: list[AnswerT] = []
         failure: KvdirError = Unavailable("no coordinator is known")
-        for address, future in futures.items():
+        for address, question in questions.items():
             try:
-                answers.append(call.read(future.result()))
-            except (grpc.RpcError, grpc.FutureCancelledError) as error:
-                failure = _error_of(error, address)
+                answers.append(call.read(question.result()))
+            except KvdirError as error:
+                failure = error
                 if isinstance(failure, Unavailable | DeadlineExceeded):
                     self._addresses.failed(address, now_s=time.monotonic())
         if not answers:
             raise failure
         return answers
 
-    def _begin(self, call: Call[AnswerT], address: str, end_s: float, *, ended: queue.SimpleQueue[str]) -> Any:
+    def _begin(self, call: Call[AnswerT], address: str, end_s: float, *, ended: queue.SimpleQueue[str]) -> _Question:
         """Sends; connecting is part of the question: refused is an error at once, no answer one at the deadline."""
-        method: Any = self._channel(address).unary_unary(
-            call.method,
-            request_serializer=type(call.request).SerializeToString,
-            response_deserializer=call.response.FromString,
-        )
-        future = method.future(call.request, timeout=max(0.0, end_s - time.monotonic()))
+        question: _Question
+        try:
+            question = asked = self._ask(call, address, end_s)
+            future: Any = asked.future
+        except NoStream:
+            method: Any = self._channel(address).unary_unary(
+                call.method,
+                request_serializer=type(call.request).SerializeToString,
+                response_deserializer=call.response.FromString,
+            )
+            future = method.future(call.request, timeout=max(0.0, end_s - time.monotonic()))
+            question = _Unary(address, end_s, future)
         future.add_done_callback(lambda _: ended.put(address))
-        return future
+        return question
+
+    def _ask(self, call: Call[AnswerT], address: str, end_s: float) -> Asked:
+        """Over the stream. Raises NoStream if it is no lookup, or not to be asked so."""
+        if self._streams is None or call.method != calls.LOOKUP_METHOD:
+            raise NoStream
+        return self._streams.ask(address, call.request, end_s=end_s)
 
     def _try(self, call: Call[AnswerT], address: str, end_s: float) -> AnswerT:
+        with contextlib.suppress(NoStream):  # then by a call of its own
+            return call.read(self._ask(call, address, end_s).result())
         method: Any = self._connected(address, end_s).unary_unary(
             call.method,
             request_serializer=type(call.request).SerializeToString,
@@ -247,15 +268,43 @@ class Client:
         if address in self._ready:
             return channel
         timeout_s = max(0.0, min(self._connect_timeout_s, end_s - time.monotonic()))
-        try:
-            grpc.channel_ready_future(channel).result(timeout=timeout_s)
-        except grpc.FutureTimeoutError:
-            raise Unavailable(f"{address}: no connection within {timeout_s:.2g} s; is the server running?") from None
+        wait_ready_blocking(channel, target=address, timeout_s=timeout_s)
         self._ready.add(address)
         return channel
 
 
-def _error_of(error: Exception, address: str) -> KvdirError:
-    if isinstance(error, grpc.RpcError):
-        return from_rpc_error(error, target=address)
-    return Unavailable(f"{address}: the connection was closed")
+class _Question(Protocol):
+    """Under way at one coordinator."""
+
+    @property
+    def end_s(self) -> float: ...
+    def result(self) -> Any: ...
+    def cancel(self) -> None: ...
+
+
+class _Unary:
+    """A question that is a call of its own; gRPC ends it at end_s."""
+
+    def __init__(self, address: str, end_s: float, future: Any) -> None:
+        self.end_s = end_s
+        self.cancel: Callable[[], None] = future.cancel
+        self._address = address
+        self._future = future
+
+    def result(self) -> Any:
+        try:
+            return self._future.result()
+        except grpc.RpcError as error:
+            raise from_rpc_error(error, target=self._address) from error
+        except grpc.FutureCancelledError:
+            raise Unavailable(f"{self._address}: the connection was closed") from None
+
+
+def _first_ended(ended: queue.SimpleQueue[str], under_way: Mapping[str, _Question], *, wait_s: float | None) -> str:
+    """The address of a question that has ended, or whose time is over; empty after wait_s."""
+    left_s = min(question.end_s for question in under_way.values()) - time.monotonic()
+    try:
+        return ended.get(timeout=max(0.0, left_s if wait_s is None else min(left_s, wait_s)))
+    except queue.Empty:
+        now_s = time.monotonic()
+        return next((address for address, question in under_way.items() if question.end_s <= now_s), "")

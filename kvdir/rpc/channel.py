@@ -7,6 +7,8 @@ share ports silently (so_reuseport), and take 20 s to give up a connect. Facts: 
 from __future__ import annotations
 
 import asyncio
+import queue
+import time
 from collections.abc import Sequence
 
 import grpc
@@ -61,3 +63,21 @@ async def wait_ready(channel: grpc.aio.Channel, *, target: str, timeout_s: float
                 state = channel.get_state(try_to_connect=True)
     except TimeoutError:
         raise Unavailable(f"{target}: no connection within {timeout_s:.2g} s; is the address right?") from None
+
+
+def wait_ready_blocking(channel: grpc.Channel, *, target: str, timeout_s: float) -> None:
+    """As wait_ready, for a blocking channel."""
+    heard: queue.SimpleQueue[grpc.ChannelConnectivity] = queue.SimpleQueue()
+    end_s = time.monotonic() + timeout_s
+    channel.subscribe(heard.put, try_to_connect=True)
+    try:
+        while True:
+            state = heard.get(timeout=max(0.0, end_s - time.monotonic()))
+            if state is grpc.ChannelConnectivity.READY:
+                return
+            if state in (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN):
+                raise Unavailable(f"{target}: connection refused or lost; is the server running, and is the address right?")
+    except queue.Empty:
+        raise Unavailable(f"{target}: no connection within {timeout_s:.2g} s; is the server running?") from None
+    finally:
+        channel.unsubscribe(heard.put)

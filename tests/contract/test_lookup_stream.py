@@ -17,9 +17,9 @@ from kvdir.client.aio import DirectoryClient
 from kvdir.core.answer import LookupMode
 from kvdir.errors import DeadlineExceeded, InvalidInput, KvdirError, TooLarge, Unavailable, UnknownNamespace
 from kvdir.fingerprint import Fingerprints
-from kvdir.rpc.channel import server_options
 from kvdir.server import lookup_stream
 from kvdir.testing.fake_node import EXAMPLE_NAMESPACE, FakeNode, some_fingerprints
+from kvdir.testing.lookup_servers import Old, directory_server, silent_server
 from kvdir.testing.served import FAST_CONFIG, Served, serving
 from kvdir.testing.wait import eventually
 from kvdir.v1 import directory_pb2, directory_pb2_grpc
@@ -91,7 +91,7 @@ async def test_refusals_are_the_same_errors_when_asked_in_any_way(stream: bool) 
 
 
 async def test_lookup_ends_by_its_deadline_when_the_coordinator_hangs(stream: bool) -> None:
-    async with _silent_server() as silent, DirectoryClient(silent.address, stream=stream) as client:
+    async with silent_server() as silent, DirectoryClient(silent.address, stream=stream) as client:
         began_s = time.monotonic()
         with pytest.raises((DeadlineExceeded, Unavailable)):
             await client.lookup(DIGEST, BLOCKS, deadline_s=0.3)
@@ -99,7 +99,7 @@ async def test_lookup_ends_by_its_deadline_when_the_coordinator_hangs(stream: bo
 
 
 async def test_lookup_moves_on_within_its_deadline_when_the_first_coordinator_hangs(stream: bool) -> None:
-    async with serving() as served, holding(served), _silent_server() as silent:
+    async with serving() as served, holding(served), silent_server() as silent:
         client = DirectoryClient([silent.address, served.address], stream=stream, deadline_s=2.0)
         async with client:
             assert (await client.lookup(DIGEST, BLOCKS)).hits == 64
@@ -239,7 +239,7 @@ async def test_drain_loses_no_lookup_when_streams_are_busy() -> None:
 
 
 async def test_waiting_lookups_move_on_when_the_stream_breaks() -> None:
-    async with serving() as served, holding(served), _silent_server() as silent:
+    async with serving() as served, holding(served), silent_server() as silent:
         client = DirectoryClient([silent.address, served.address], deadline_s=20.0)
         async with client:
             asked = [asyncio.create_task(client.lookup(DIGEST, BLOCKS)) for _ in range(50)]
@@ -252,7 +252,7 @@ async def test_waiting_lookups_move_on_when_the_stream_breaks() -> None:
 
 async def test_stream_is_given_up_when_nothing_comes_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvdir.client.lookup_stream.SILENT_S", 0.1)
-    async with _silent_server() as silent, DirectoryClient(silent.address) as client:
+    async with silent_server() as silent, DirectoryClient(silent.address) as client:
         patient = asyncio.create_task(client.lookup(DIGEST, BLOCKS, deadline_s=30.0))
         with pytest.raises(DeadlineExceeded):
             await client.lookup(DIGEST, BLOCKS, deadline_s=0.3)
@@ -271,58 +271,19 @@ async def test_lookups_go_call_by_call_when_there_are_too_many_streams() -> None
 
 
 async def test_lookups_go_call_by_call_when_the_coordinator_knows_no_streams() -> None:
-    class Old(directory_pb2_grpc.DirectoryServicer):
-        async def Lookup(self, request: Any, context: Any) -> Any:
-            return directory_pb2.LookupResponse(protocol_version=1, asked=64)
-
-    async with _grpc_server(Old()) as address, DirectoryClient(address) as client:
+    async with directory_server(Old()) as address, DirectoryClient(address) as client:
         found = await asyncio.gather(*(client.lookup(DIGEST, BLOCKS) for _ in range(20)))
         assert {answer.asked for answer in found} == {64}
 
 
 async def test_lookups_under_way_end_when_the_client_is_closed() -> None:
-    async with _silent_server() as silent:
+    async with silent_server() as silent:
         client = DirectoryClient(silent.address)
         asked = asyncio.create_task(client.lookup(DIGEST, BLOCKS, deadline_s=30.0))
         await eventually(lambda: silent.reads >= 1)
         await client.close()
         with pytest.raises(KvdirError):
             await asked
-
-
-class Silent(directory_pb2_grpc.DirectoryServicer):
-    """Takes lookups and does not answer, until `broken`: then calls break. `reads`: lookups taken over streams."""
-
-    address = ""
-
-    def __init__(self) -> None:
-        self.broken = asyncio.Event()
-        self.reads = 0
-
-    async def Lookup(self, request: Any, context: Any) -> Any:
-        await self.broken.wait()
-
-    async def LookupStream(self, request_iterator: Any, context: Any) -> None:
-        reading = asyncio.create_task(self._count(context))
-        try:
-            await self.broken.wait()
-        finally:
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
-        await context.abort(grpc.StatusCode.UNAVAILABLE, "broken")
-
-    async def _count(self, context: Any) -> None:
-        while (item := await context.read()) is not grpc.aio.EOF:
-            self.reads += len(item.lookups)
-
-
-@contextlib.asynccontextmanager
-async def _silent_server() -> AsyncIterator[Silent]:
-    silent = Silent()
-    async with _grpc_server(silent) as address:
-        silent.address = address
-        yield silent
-        silent.broken.set()
 
 
 @contextlib.asynccontextmanager
@@ -334,20 +295,8 @@ async def _served_source(source: Any) -> AsyncIterator[tuple[Any, str]]:
     streams = lookup_stream.LookupStreams(
         source, CallFigures(), max_streams=4, max_deadline_s=5.0, on_bug=lambda method, request_id, error: bugs.append(error)
     )
-    async with _grpc_server(DirectoryService(source, streams, max_fingerprints=4096)) as address:
+    async with directory_server(DirectoryService(source, streams, max_fingerprints=4096)) as address:
         yield source, address
-
-
-@contextlib.asynccontextmanager
-async def _grpc_server(servicer: Any) -> AsyncIterator[str]:
-    server = grpc.aio.server(options=server_options())
-    directory_pb2_grpc.add_DirectoryServicer_to_server(servicer, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        await server.stop(0.5)
 
 
 async def _flood(call: Any, item: Any) -> None:

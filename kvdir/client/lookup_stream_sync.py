@@ -1,0 +1,232 @@
+"""Directory.LookupStream, the asking side, for callers with threads: the rules of lookup_stream.py, whose twin this is.
+
+    ask (any thread) ──▶ _out ──(gRPC's thread: all that is ready, one message)──▶ coordinator
+       ▲                                                                              │
+       └── Future by id ◀──(one reader thread a stream)── answers, in any order ◀─────┘
+
+Why so: one lookup of 1,024 blocks at a time took 0.33 ms (p50), with an event loop in a thread 0.43 ms, by unary calls 0.62 ms.
+Interleaving: `_lock` covers `usable` and what is waiting, so that a lookup is either refused or ended by the stream's end. A
+lookup's deadline is kept by whoever waits for it. Threads do not live through fork(): make a client after it, not before.
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Future, InvalidStateError
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from kvdir.client.lookup_stream import MAX_DEADLINE_MS, MESSAGE_BYTES, METHOD, SILENT_S, UNARY_S, NoStream, reason
+from kvdir.errors import DeadlineExceeded, Unavailable
+from kvdir.rpc.channel import Options, wait_ready_blocking
+from kvdir.rpc.status import from_words
+from kvdir.v1 import directory_pb2
+
+_JOIN_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One lookup under way. end_s: monotonic; the future does not end by itself then."""
+
+    stream: Stream
+    id: int
+    end_s: float
+    future: Future[directory_pb2.LookupResponse]
+
+    def result(self) -> directory_pb2.LookupResponse:
+        """Waits, until end_s at most. Raises NoStream, the errors of a lookup, Unavailable, DeadlineExceeded."""
+        try:
+            answer = self.future.result(max(0.0, self.end_s - time.monotonic()))
+        except TimeoutError:
+            self.stream.late()
+            raise DeadlineExceeded(f"{self.stream.address}: no answer by the deadline") from None
+        except CancelledError:
+            raise Unavailable(f"{self.stream.address}: given up") from None
+        finally:
+            self.stream.forget(self.id)
+        if answer.error:
+            raise from_words(answer.error)
+        return answer
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more."""
+        self.stream.forget(self.id)
+        self.future.cancel()
+
+
+class LookupStreams:
+    """One stream to each coordinator, made when needed. Thread-safe."""
+
+    def __init__(self, options: Options, *, connect_timeout_s: float) -> None:
+        self._options = options
+        self._connect_timeout_s = connect_timeout_s
+        self._streams: dict[str, Stream] = {}
+        self._running: list[Stream] = []
+        self._unary_until_s: dict[str, float] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def ask(self, address: str, request: directory_pb2.LookupRequest, *, end_s: float) -> Asked:
+        """Sends it. end_s: monotonic. Raises NoStream when this coordinator is to be asked call by call; Unavailable."""
+        if self._unary_until_s and self._unary_until_s.get(address, 0.0) > time.monotonic():
+            raise NoStream
+        while True:
+            stream = self._streams.get(address)
+            if stream is None or not stream.usable:
+                stream = self._begin(address)
+            asked = stream.send(request, end_s)
+            if asked is not None:
+                return asked
+
+    def close(self) -> None:
+        """Ends the streams and their threads; lookups under way fail."""
+        with self._lock:
+            self._closed = True
+            running, self._running = self._running, []
+        for stream in running:
+            stream.end()
+        for stream in running:
+            stream.thread.join(self._connect_timeout_s + _JOIN_S)
+
+    def _begin(self, address: str) -> Stream:
+        def refused() -> None:
+            self._unary_until_s[address] = time.monotonic() + UNARY_S
+
+        with self._lock:
+            if self._closed:
+                raise Unavailable(f"{address}: the client was closed")
+            stream = self._streams.get(address)
+            if stream is None or not stream.usable:
+                stream = Stream(address, self._options, connect_timeout_s=self._connect_timeout_s, on_refused=refused)
+                self._streams[address] = stream
+                self._running = [item for item in self._running if item.thread.is_alive()]
+                self._running.append(stream)
+                stream.thread.start()
+            return stream
+
+
+class Stream:
+    """`usable`: takes new lookups. Its thread owns the connection and ends whatever waits."""
+
+    def __init__(
+        self, address: str, options: Options, *, connect_timeout_s: float, on_refused: Callable[[], None] = lambda: None
+    ) -> None:
+        self.address = address
+        self.usable = True
+        self.thread = threading.Thread(target=self._run, name=f"lookups {address}", daemon=True)
+        self._options = options
+        self._connect_timeout_s = connect_timeout_s
+        self._on_refused = on_refused
+        self._ids = itertools.count(1)
+        self._lock = threading.Lock()
+        self._waiting: dict[int, Future[directory_pb2.LookupResponse]] = {}
+        self._out: queue.SimpleQueue[directory_pb2.StreamedLookup | None] = queue.SimpleQueue()
+        self._quiet_since_s = 0.0
+        self._call: Any = None
+        self._why_ended = ""
+
+    def send(self, request: directory_pb2.LookupRequest, end_s: float) -> Asked | None:
+        """None when the stream takes no more."""
+        now_s = time.monotonic()
+        if now_s >= end_s:
+            raise DeadlineExceeded(f"{self.address}: the deadline passed before the call")
+        asked = Asked(self, next(self._ids), end_s, Future())
+        deadline_ms = min(int((end_s - now_s) * 1000) + 1, MAX_DEADLINE_MS)
+        item = directory_pb2.StreamedLookup(id=asked.id, lookup=request, deadline_ms=deadline_ms)
+        with self._lock:
+            if not self.usable:
+                return None
+            if not self._waiting:
+                self._quiet_since_s = now_s
+            self._waiting[asked.id] = asked.future
+            self._out.put(item)
+        return asked
+
+    def forget(self, id: int) -> None:
+        self._waiting.pop(id, None)
+
+    def late(self) -> None:
+        """A deadline passed. If nothing has come for long, the stream is given up."""
+        if self._call is not None and time.monotonic() - self._quiet_since_s >= SILENT_S:
+            self.end(f"connected, but no answer for {SILENT_S:g} s")
+
+    def end(self, why: str = "the client was closed") -> None:
+        """Soon; the thread does the rest."""
+        self._why_ended = self._why_ended or why
+        with self._lock:
+            self.usable = False
+        self._out.put(None)
+        if self._call is not None:
+            self._call.cancel()
+
+    def _run(self) -> None:
+        error: Exception = Unavailable(f"{self.address}: the coordinator ended the call")
+        channel = grpc.insecure_channel(self.address, options=self._options)
+        try:
+            wait_ready_blocking(channel, target=self.address, timeout_s=self._connect_timeout_s)
+            self._exchange(channel)
+        except grpc.RpcError as ended:
+            error = reason(ended, self.address)
+            if self._why_ended:
+                error = Unavailable(f"{self.address}: {self._why_ended}")
+            elif isinstance(error, NoStream):
+                self._on_refused()
+        except Unavailable as refused:
+            error = refused
+        finally:
+            self._settle(error)
+            channel.close()
+
+    def _exchange(self, channel: grpc.Channel) -> None:
+        method: Any = channel.stream_stream(
+            METHOD,
+            request_serializer=directory_pb2.LookupStreamRequest.SerializeToString,
+            response_deserializer=directory_pb2.LookupStreamResponse.FromString,
+        )
+        self._call = method(self._messages())
+        if self._why_ended:  # `end` came before there was a call to cancel
+            self._call.cancel()
+        for message in self._call:
+            self._quiet_since_s = time.monotonic()
+            for item in message.answers:
+                answer = self._waiting.pop(item.id, None)
+                if answer is not None:
+                    with suppress(InvalidStateError):  # cancelled meanwhile
+                        answer.set_result(item.lookup)
+            if message.draining:
+                with self._lock:
+                    self.usable = False
+                self._out.put(None)
+
+    def _settle(self, error: Exception) -> None:
+        with self._lock:
+            self.usable = False
+            waiting, self._waiting = self._waiting, {}
+        self._out.put(None)  # gRPC's thread may be waiting for more to send
+        for answer in waiting.values():
+            with suppress(InvalidStateError):
+                answer.set_exception(error)
+
+    def _messages(self) -> Iterator[directory_pb2.LookupStreamRequest]:
+        """What gRPC's thread sends: everything that is ready, until there is a None."""
+        item = self._out.get()
+        while item is not None:
+            message, size = directory_pb2.LookupStreamRequest(), 0
+            while item is not None:
+                if item.id in self._waiting:  # otherwise nobody waits for it any more
+                    message.lookups.append(item)
+                    size += len(item.lookup.fingerprints.packed)
+                if size >= MESSAGE_BYTES or self._out.empty():
+                    break
+                item = self._out.get()
+            yield message
+            if item is not None:
+                item = self._out.get()
