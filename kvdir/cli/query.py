@@ -7,21 +7,24 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import msgspec
 
-from kvdir.cli.output import CommandFailed, emit, emit_items, facts, output_option, stack, table
+from kvdir.cli.output import CommandFailed, Exit, emit, emit_items, facts, output_option, stack, table
 from kvdir.config import show_bytes
 from kvdir.errors import InvalidInput
 
 if TYPE_CHECKING:
     from kvdir.client.sync import Client
+    from kvdir.core.answer import Lookup, LookupMode
     from kvdir.core.trust import Cumulative
     from kvdir.core.views import DumpPart, HoldingView, NamespaceView, NodeView, StatusView
+    from kvdir.fingerprint import Fingerprints
+    from kvdir.location import MinTrust
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -141,6 +144,7 @@ def _nodes_view(views: tuple[NodeView, ...]) -> object:
     show_default=True,
     help="Leave out nodes that are trusted less.",
 )
+@click.option("--region", default="", metavar="PATH", help="Ask this replica in shared memory, and no coordinator.")
 @output_option
 @client_options
 def lookup(
@@ -151,6 +155,7 @@ def lookup(
     width: str,
     prefix: bool,
     min_trust: str,
+    region: str,
     output: str,
 ) -> None:
     """Who holds these blocks. NAMESPACE is its digest in hex, or enough of its beginning; FINGERPRINTS are in hex.
@@ -167,13 +172,11 @@ def lookup(
     if bool(fingerprints) == bool(file):
         raise click.UsageError("give fingerprints in hex, or --file, not both")
     asked = Fingerprints(file.read_bytes(), int(width)) if file else Fingerprints.of([_hex(text) for text in fingerprints])
-    digest = _namespace_digest(client, namespace)
-    answer = client.lookup(
-        digest,
-        asked,
-        mode=LookupMode.PREFIX if prefix else LookupMode.SPARSE,
-        min_trust=MinTrust[min_trust.upper().replace("-", "_")],
-    )
+    mode, wanted = LookupMode.PREFIX if prefix else LookupMode.SPARSE, MinTrust[min_trust.upper().replace("-", "_")]
+    if region:
+        answer = _lookup_in_region(region, namespace, asked, mode=mode, min_trust=wanted)
+    else:
+        answer = client.lookup(_namespace_digest(client, namespace), asked, mode=mode, min_trust=wanted)
     runs = [
         (run.start, run.count, [f"{answer.nodes[node].node}/{tier.name.lower()}" for node, tier in run.holders])
         for run in answer
@@ -181,6 +184,9 @@ def lookup(
     document = {
         "asked": answer.asked,
         "hits": answer.hits,
+        "source": answer.source,
+        "lag_s": round(answer.lag_s, 4),
+        "incomplete": answer.incomplete,
         "warming": answer.warming,
         "nodes_below_trust": answer.below_trust,
         "runs": [{"start": start, "count": count, "holders": holders} for start, count, holders in runs],
@@ -198,7 +204,22 @@ def lookup(
     rows = [(f"{start}..{start + count - 1}", count, " ".join(holders)) for start, count, holders in runs]
     caption = f"{answer.hits} of {answer.asked} blocks" + (", coordinator is warming up" if answer.warming else "")
     caption += f", {answer.below_trust} nodes left out" if answer.below_trust else ""
+    caption += f", at most {answer.lag_s:.3f} s behind" if answer.lag_s else ""
+    caption += ", misses may be evicted entries" if answer.incomplete else ""
     emit(document, lambda: table(["positions", "blocks #", "holders"], rows, caption=caption), output=output)
+
+
+def _lookup_in_region(path: str, namespace: str, asked: Fingerprints, *, mode: LookupMode, min_trust: MinTrust) -> Lookup:
+    from kvdir.cli.replica import read_region
+    from kvdir.client.replica_reader import ReplicaReader
+
+    known = [item.digest for item in read_region(path).namespaces]
+    answer = ReplicaReader(path).lookup(
+        _matching(known, namespace, lister=f"kvdir replica {path}"), asked, mode=mode, min_trust=min_trust
+    )
+    if answer.source == "none":
+        raise CommandFailed(answer.reason, exit=Exit.UNREACHABLE, slug="unavailable")
+    return answer
 
 
 @click.command()
@@ -321,7 +342,12 @@ def _namespace_digest(client: Client, text: str) -> bytes:
     """From a whole digest or an unambiguous beginning of one that the coordinator knows."""
     if len(text) == 64:
         return _hex(text)
-    known = [item.digest for item in client.status().namespaces if item.digest.hex().startswith(text.lower())]
+    return _matching([item.digest for item in client.status().namespaces], text, lister="kvdir status")
+
+
+def _matching(digests: Iterable[bytes], text: str, *, lister: str) -> bytes:
+    """The only one that begins with `text` in hex."""
+    known = [digest for digest in digests if digest.hex().startswith(text.lower())]
     if len(known) != 1:
-        raise InvalidInput(f"{len(known)} namespaces begin with {text!r}; `kvdir status` lists them")
+        raise InvalidInput(f"{len(known)} namespaces begin with {text!r}; `{lister}` lists them")
     return known[0]

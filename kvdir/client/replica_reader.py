@@ -11,17 +11,17 @@ Thread-safe: what is kept changes in single steps. After a fork the child goes o
 from __future__ import annotations
 
 import glob
-import importlib
 import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvdir.core.answer import Lookup, LookupMode
-from kvdir.core.region_lookup import Reader, RegionLookup
+from kvdir.core.region_directory import RegionDirectory
 from kvdir.core.roster import Beat
 from kvdir.errors import KvdirError
 from kvdir.fingerprint import Fingerprints
+from kvdir.index import BlockReader, RegionReader
 from kvdir.location import MinTrust
 
 OPEN_EVERY_S = 0.25
@@ -56,15 +56,15 @@ class ReplicaReader:
         *,
         max_lag_s: float = math.inf,
         dead_after_s: float = DEAD_AFTER_S,
-        open_region: Callable[[str], Reader] | None = None,
+        open_region: Callable[[str], BlockReader] | None = None,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.path = path
         self._max_lag_s = max_lag_s
-        self._dead_after_s = dead_after_s
+        self._dead_after_ns = round(dead_after_s * 1e9)
         self._open_region = open_region or _open_region
         self._clock_ns = clock_ns
-        self._region: RegionLookup | None = None
+        self._region: RegionDirectory | None = None
         self._reason = "it was not opened yet"
         self._next_open_ns = 0
 
@@ -81,20 +81,16 @@ class ReplicaReader:
 
         max_lag_s: another one, for this lookup.
         """
-        max_lag_s = self._max_lag_s if max_lag_s is None else max_lag_s
         now_ns = self._clock_ns()
-        region = self._current(now_ns)
-        if region is None:
-            return self._nobody(fingerprints, self._reason)
-        beat = region.beat()
-        if beat is None or beat.silent_s(now_ns) > self._dead_after_s or beat.lag_s(now_ns) > max_lag_s:
-            return self._nobody(fingerprints, self._why_not(beat, now_ns, max_lag_s))
-        namespace = region.namespaces(now_ns).get(namespace_digest)
-        if namespace is None:
+        region, beat = self._current(now_ns)
+        lag_s = self._max_lag_s if max_lag_s is None else max_lag_s
+        if region is None or beat is None or self._dead(beat, now_ns) or beat.lag_s(now_ns) > lag_s:
+            return self._nobody(fingerprints, self._why_not(region, beat, now_ns, lag_s))
+        scope = region.scope(namespace_digest, now_ns)
+        if scope is None:
             return self._nobody(fingerprints, f"namespace {namespace_digest.hex()[:16] or '(empty)'} is not in it")
-        answer, torn = region.lookup(
-            namespace, fingerprints, beat=beat, now_ns=now_ns, prefix=mode is LookupMode.PREFIX, min_trust=min_trust
-        )
+        prefix = mode is LookupMode.PREFIX
+        answer, torn = region.lookup(scope, fingerprints, beat=beat, now_ns=now_ns, prefix=prefix, min_trust=min_trust)
         return self._nobody(fingerprints, "its writer was changing these entries") if torn else answer
 
     def move(self, path: str) -> None:
@@ -105,40 +101,50 @@ class ReplicaReader:
     def status(self) -> ReplicaStatus:
         """As a lookup would find it now."""
         now_ns = self._clock_ns()
-        region = self._current(now_ns)
-        beat = region.beat() if region is not None else None
-        reason = self._reason if region is None else self._why_not(beat, now_ns, self._max_lag_s)
+        region, beat = self._current(now_ns)
+        reason = self._why_not(region, beat, now_ns, self._max_lag_s)
         lag_s, silent_s = (beat.lag_s(now_ns), beat.silent_s(now_ns)) if beat is not None else (math.inf, math.inf)
         return ReplicaStatus(self.path or DEFAULT_PLACE, not reason, reason, beat, lag_s, silent_s)
 
-    def region(self) -> RegionLookup | None:
+    def region(self) -> RegionDirectory | None:
         """What is open now, alive or not; for tools."""
-        return self._current(self._clock_ns())
+        return self._current(self._clock_ns())[0]
 
-    def _current(self, now_ns: int) -> RegionLookup | None:
+    def _current(self, now_ns: int) -> tuple[RegionDirectory | None, Beat | None]:
+        """What is open, and what its writer said last; looked for anew when it is of no use any more."""
         region = self._region
-        if self.path == "":
-            self._reason = "no agent has said where one is"
-            return None
-        if region is not None and not region.stale:
-            beat = region.beat()
-            if beat is not None and beat.silent_s(now_ns) <= self._dead_after_s:
-                return region
+        beat = None if region is None or region.stale else region.beat()
+        if beat is None or self._dead(beat, now_ns):
+            return self._look_again(region, beat, now_ns)
+        return region, beat
+
+    def _look_again(
+        self, region: RegionDirectory | None, beat: Beat | None, now_ns: int
+    ) -> tuple[RegionDirectory | None, Beat | None]:
         if now_ns < self._next_open_ns:
-            return region if region is not None and not region.stale else None
+            return region, beat
         self._next_open_ns = now_ns + round(OPEN_EVERY_S * 1e9)
         try:
-            region = RegionLookup(self._open_region(find_region() if self.path is None else self.path))
+            region = self._region = RegionDirectory(self._open())
         except (KvdirError, OSError, ValueError) as error:
             self._region, self._reason = None, str(error)
-            return None
-        self._region = region
-        return region
+            return None, None
+        return region, region.beat()
 
-    def _why_not(self, beat: Beat | None, now_ns: int, max_lag_s: float) -> str:
+    def _open(self) -> BlockReader:
+        if self.path == "":
+            raise FileNotFoundError("no agent has said where one is")
+        return self._open_region(find_region() if self.path is None else self.path)
+
+    def _dead(self, beat: Beat, now_ns: int) -> bool:
+        return now_ns - beat.beat_ns > self._dead_after_ns
+
+    def _why_not(self, region: RegionDirectory | None, beat: Beat | None, now_ns: int, max_lag_s: float) -> str:
+        if region is None:
+            return self._reason
         if beat is None:
             return "its writer has not said yet how current it is"
-        if beat.silent_s(now_ns) > self._dead_after_s:
+        if self._dead(beat, now_ns):
             return f"its writer (process {beat.pid}) has not been heard for {beat.silent_s(now_ns):.1f} s: does the agent run?"
         if beat.lag_s(now_ns) > max_lag_s:
             return f"it may be {beat.lag_s(now_ns):.1f} s behind, max_lag_s is {max_lag_s:g}"
@@ -165,9 +171,5 @@ def find_region() -> str:
     raise FileNotFoundError(f"{len(found)} regions here, name one: {', '.join(found)}")
 
 
-def _open_region(path: str) -> Reader:
-    opened = getattr(importlib.import_module("kvdir.index"), "RegionReader", None)
-    if opened is None:
-        raise FileNotFoundError(f"{path}: this build has no regions")
-    reader: Reader = opened(path)
-    return reader
+def _open_region(path: str) -> BlockReader:
+    return RegionReader(path)

@@ -1,13 +1,12 @@
 """Keeps a region's roster: who the nodes, holders and namespaces are that its blocks name, and how current all of it is.
 
 RegionRoster is a mirror of the directory whose index lies in that region (lookup workers); a replica, which knows nodes from
-its feed and not from streams, calls `put_node` and `put_holder` instead. Blocks are not its business: the index has them.
+its feed and not from streams, calls the `put_` methods instead. Blocks are not its business: the index has them.
 
-Rules:
-- a record is written only when it says something new: a node that was merely heard again, once in HEARD_EVERY_S, and of what
-  is confirmed, every CONFIRMED_STEP;
-- a hidden node's holders are invisible in the region, so that readers pay nothing for them;
-- a slot or number is cleared before it can mean another one. Clock: none; ages are kept as moments of the monotonic clock.
+Rules: what it is told comes in the order that kvdir/core/mirror.py promises. A record is written only when it says something
+new: a node that was merely heard again, once in HEARD_EVERY_S, and of what is confirmed, every CONFIRMED_STEP. The holders of a
+hidden node are invisible in the region, so that readers pay nothing for them. Ages are kept as moments of the monotonic clock.
+No clock here.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ CONFIRMED_STEP = 0.01
 class RosterMemory(Protocol):
     """The part of a region that holds the roster; `kvdir.index.RegionIndex` has it."""
 
-    def set_holder(self, number: int, *, node: int, tier: int, visible: bool) -> None: ...
+    def set_holder(self, number: int, *, node: int, tier: int, visible: bool = True) -> None: ...
     def clear_holder(self, number: int) -> None: ...
     def set_node(self, slot: int, record: bytes) -> None: ...
     def clear_node(self, slot: int) -> None: ...
@@ -60,7 +59,7 @@ class RegionRoster:
             return
         self._nodes[slot] = record
         self._memory.set_node(slot, record.encode())
-        if (known is not None and known.hidden) != hidden:
+        if known is not None and known.hidden != hidden:
             for number in self._numbers.get(slot, ()):
                 self._write_holder(number)
 
@@ -100,8 +99,6 @@ class RegionRoster:
         self.put_node(slot, stream.trust(now_s), heard_s=stream.cursor.last_heard_s, hidden=stream.hidden)
 
     def node_gone(self, slot: int) -> None:
-        for number in tuple(self._numbers.get(slot, ())):
-            self.dropped(number)
         if self._nodes.pop(slot, None) is not None:
             self._memory.clear_node(slot)
 
@@ -109,8 +106,8 @@ class RegionRoster:
         self.put_holder(number, slot, tier, visible=visible)
 
     def dropped(self, holder: int) -> None:
-        if self._forget_holder(holder):
-            self._memory.clear_holder(holder)
+        self._forget_holder(holder)
+        self._memory.clear_holder(holder)
 
     def stored(self, holder: int, packed: Packed, width: int, now_s: int) -> None: ...
 
@@ -120,20 +117,18 @@ class RegionRoster:
 
     # inside
 
-    def _forget_holder(self, number: int) -> bool:
+    def _forget_holder(self, number: int) -> None:
         known = self._holders.pop(number, None)
-        if known is None:
-            return False
-        numbers = self._numbers[known[0]]
-        numbers.discard(number)
-        if not numbers:
-            del self._numbers[known[0]]
-        return True
+        if known is not None:
+            numbers = self._numbers[known[0]]
+            numbers.discard(number)
+            if not numbers:
+                del self._numbers[known[0]]
 
     def _write_holder(self, number: int) -> None:
         slot, tier, visible = self._holders[number]
         node = self._nodes.get(slot)
-        shown = visible and node is not None and not node.hidden
+        shown = visible and not (node is not None and node.hidden)
         self._memory.set_holder(number, node=slot, tier=tier, visible=shown)
 
     def _write_namespaces(self) -> None:

@@ -15,17 +15,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
+from kvdir.index import NODE_RECORD_BYTES
 from kvdir.location import NodeTrust, StreamState
 
 VERSION: Final = 1
-NODE_RECORD_BYTES: Final = 512
 BEAT_RECORD_BYTES: Final = 192
 
 _NODE = struct.Struct(
     "<BBBxHHHxxQQdQ"
 )  # version, state, hidden; lengths of name, address, reason; epoch, missing, confirmed, heard
-_BEAT = struct.Struct("<BBHIQQIIQ")
-"""Version, flags, length of source; pid; beat, as of; stale and expire after, ms; blocks."""
+_BEAT = struct.Struct("<BBHIQQII")
+"""Version, flags, length of source; pid; beat, as of; stale and expire after, ms."""
 _NAMESPACE = struct.Struct("<32sQIH")
 """Digest, block bytes, block tokens, length of the name."""
 _COUNT = struct.Struct("<BxxxI")
@@ -100,7 +100,7 @@ class Beat:
 
     direct: the region is the directory's own, so nothing is behind as long as the writer lives. source: the coordinator that it
     came from, as "host:port" or its name; "" when there has been none. stale_after_s, expire_after_s: when a silent node is
-    stale, and left out; 0: never, here. pid: the writer's. blocks: about as many are in it.
+    stale, and left out; 0: never, here. pid: the writer's.
     """
 
     beat_ns: int
@@ -112,15 +112,12 @@ class Beat:
     direct: bool = False
     stale_after_s: float = 0.0
     expire_after_s: float = 0.0
-    blocks: int = 0
 
     def encode(self, limit_bytes: int = BEAT_RECORD_BYTES) -> bytes:
         source = _cut(self.source, limit_bytes - _BEAT.size)
         flags = self.warming * _WARMING | self.incomplete * _INCOMPLETE | self.direct * _DIRECT
         stale_ms, expire_ms = (min(round(value * 1e3), 2**32 - 1) for value in (self.stale_after_s, self.expire_after_s))
-        head = _BEAT.pack(
-            VERSION, flags, len(source), self.pid, self.beat_ns, max(0, self.as_of_ns), stale_ms, expire_ms, self.blocks
-        )
+        head = _BEAT.pack(VERSION, flags, len(source), self.pid, self.beat_ns, max(0, self.as_of_ns), stale_ms, expire_ms)
         return head + source
 
     @classmethod
@@ -128,7 +125,7 @@ class Beat:
         """None: another version, cut short, or nothing written yet."""
         if len(record) < _BEAT.size or record[0] != VERSION:
             return None
-        _, flags, length, pid, beat_ns, as_of_ns, stale_ms, expire_ms, blocks = _BEAT.unpack_from(record)
+        _, flags, length, pid, beat_ns, as_of_ns, stale_ms, expire_ms = _BEAT.unpack_from(record)
         if _BEAT.size + length > len(record):
             return None
         return cls(
@@ -141,7 +138,6 @@ class Beat:
             direct=bool(flags & _DIRECT),
             stale_after_s=stale_ms / 1e3,
             expire_after_s=expire_ms / 1e3,
-            blocks=blocks,
         )
 
     def silent_s(self, now_ns: int) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 
@@ -12,11 +13,11 @@ from kvdir.core.event import Event, Heartbeat, HeartbeatFigures, SnapshotChunk
 from kvdir.core.feedback import StaleReport
 from kvdir.core.namespaces import Announced
 from kvdir.core.node import Stream
-from kvdir.core.region_lookup import RegionLookup
+from kvdir.core.region_directory import RegionDirectory
 from kvdir.core.region_roster import CONFIRMED_STEP, HEARD_EVERY_S, RegionRoster
 from kvdir.core.roster import Beat
 from kvdir.fingerprint import Fingerprints
-from kvdir.index import Sketch
+from kvdir.index import RegionReader, Sketch, create_region
 from kvdir.location import MinTrust, NodeTrust, StreamState, Tier
 from kvdir.testing.fake_node import EXAMPLE_NAMESPACE, some_fingerprints
 from kvdir.testing.fake_region import FakeReader, FakeRegion
@@ -30,16 +31,18 @@ STEPS = 120
 
 
 class World:
-    """A directory whose index lies in a (fake) region, and a reader of that."""
+    """A directory whose index lies in a region (path: in a file; None: a fake), and a reader of that."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, path: Path | None = None) -> None:
         self.rng = random.Random(seed)
         self.now_s = 100.0
-        self.region = FakeRegion(seed=1)
-        self.directory = Directory(self.region.index, Sketch, LIMITS, now_s=self.now_s)
-        self.roster = RegionRoster(self.region)
-        self.directory.add_mirror(self.roster, now_s=self.now_s)
-        self.lookup = RegionLookup(FakeReader(self.region))
+        self.region = FakeRegion(seed=1) if path is None else create_region(path, seed=1)
+        index = self.region.index if isinstance(self.region, FakeRegion) else self.region
+        self.directory = Directory(index, Sketch, LIMITS, now_s=self.now_s)
+        self.directory.add_mirror(RegionRoster(self.region), now_s=self.now_s)
+        self.lookup = RegionDirectory(
+            FakeReader(self.region) if isinstance(self.region, FakeRegion) else RegionReader(str(path))
+        )
         self.streams: dict[str, Stream] = {}
         self.seqs: dict[str, int] = {}
         self.epochs = iter(range(1, 10_000))
@@ -120,9 +123,10 @@ def same_trust(left: NodeTrust, right: NodeTrust) -> bool:
     )
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_a_region_answers_as_its_directory_whatever_happened(seed: int) -> None:
-    world = World(seed)
+@pytest.mark.parametrize("kind", ["fake", "file"])
+@pytest.mark.parametrize("seed", range(8))
+def test_a_region_answers_as_its_directory_whatever_happened(seed: int, kind: str, tmp_path: Path) -> None:
+    world = World(seed, tmp_path / "region" if kind == "file" else None)
     seen: set[StreamState] = set()
     for _ in range(STEPS):
         world.step()
@@ -132,7 +136,7 @@ def test_a_region_answers_as_its_directory_whatever_happened(seed: int) -> None:
             beat_ns=now_ns, as_of_ns=now_ns, direct=True, warming=world.directory.warming,
             stale_after_s=LIMITS.stale_after_s, expire_after_s=LIMITS.expire_after_s,
         )  # fmt: skip
-        known = world.lookup.namespaces(now_ns).get(DIGEST)
+        known = world.lookup.scope(DIGEST, now_ns)
         assert (known is not None) == (world.directory.namespaces.get(DIGEST) is not None)
         if known is None:
             continue
@@ -159,6 +163,7 @@ def test_a_node_that_is_merely_heard_again_is_written_a_few_times_a_second() -> 
     world = World(1)
     world._hello("a")
     world.directory.tick(now_s=world.now_s)
+    assert isinstance(world.region, FakeRegion)
     written = world.region.writes
     for _ in range(100):
         world.now_s += 0.01

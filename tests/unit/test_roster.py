@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from kvdir.core.roster import (
     BEAT_RECORD_BYTES,
-    NODE_RECORD_BYTES,
     Beat,
     NamespaceRecord,
     NodeRecord,
     decode_namespaces,
     encode_namespaces,
 )
+from kvdir.index import NODE_RECORD_BYTES
 from kvdir.location import NodeTrust, StreamState
 
 S = 10**9
@@ -39,7 +39,7 @@ TRUST = NodeTrust("node-1", 2**63 + 5, StreamState.REPAIRING, "events missing", 
 )
 def test_a_node_is_read_as_it_was_written_when_it_fits(trust: NodeTrust, heard_ns: int, hidden: bool) -> None:
     record = NodeRecord(trust, heard_ns, hidden)
-    packed = record.encode(1024)
+    packed = record.encode()
     assert NodeRecord.decode(packed + b"\0" * 9) == record
     assert all(NodeRecord.decode(packed[:end]) is None for end in range(len(packed)))
 
@@ -90,7 +90,7 @@ def test_a_node_grows_old_and_stale_when_nobody_writes() -> None:
 def test_a_beat_is_read_as_it_was_written() -> None:
     beat = Beat(
         beat_ns=5 * S, as_of_ns=4 * S, pid=77, source="h:7400", warming=True, direct=False, incomplete=True,
-        stale_after_s=1.5, expire_after_s=30.0, blocks=12,
+        stale_after_s=1.5, expire_after_s=30.0,
     )  # fmt: skip
     assert Beat.decode(beat.encode()) == beat
     assert len(replace(beat, source="x" * 900).encode()) == BEAT_RECORD_BYTES

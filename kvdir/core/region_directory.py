@@ -3,6 +3,7 @@
 Rules:
 - the region names only visible holders of nodes that were not hidden when they were written; a node that has been silent for
   longer since is stale, or left out, whether or not anybody lives to write that down;
+- a node that has gone while it was looked up is left out; who has its slot now is another one, with another id;
 - what was torn (the writer was at it, or died at it) is said, never guessed;
 - states and ages are at most REUSE_S old, so that a busy reader makes none; `lag_s` is of the moment.
 Cost: one native call, a few dictionary accesses and one value per lookup; the nodes of one answer are one cached tuple.
@@ -14,55 +15,45 @@ from __future__ import annotations
 
 import struct
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from kvdir.core.answer import Lookup
 from kvdir.core.roster import Beat, NamespaceRecord, NodeRecord, decode_namespaces
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import MinTrust, NodeTrust, StreamState
 
+if TYPE_CHECKING:
+    from kvdir.index import BlockReader
+
 REUSE_S = 0.005
+_REUSE_NS = round(REUSE_S * 1e9)
 _KEPT = 4096
 _RUN = struct.Struct("<III")
 _UNKNOWN = NodeTrust("", 0, StreamState.FENCED, "its record cannot be read", 0.0, 0, "")
 
-Found = tuple[bytes, list[bytes], bytes, int, bool]
-"""runs, sets, node slots (u32), hits, torn"""
-
-
-class Reader(Protocol):
-    """A region opened for reading; `kvdir.index.RegionReader` is one."""
-
-    def lookup(self, fingerprints: bytes, width: int, *, scope: int, prefix: bool = False) -> Found: ...
-    def node(self, slot: int) -> tuple[int, bytes]: ...
-    def beat(self) -> bytes: ...
-    def namespaces(self) -> tuple[int, bytes]: ...
-    @property
-    def stale(self) -> bool: ...
-
 
 @dataclass(frozen=True, slots=True)
 class _Nodes:
-    """The nodes of answers with equal slots, as of at_ns. left_out: indexes that no answer may name."""
+    """The nodes of answers with equal ids, good until until_ns. left_out: indexes that no answer may name."""
 
-    at_ns: int
+    until_ns: int
     trusts: tuple[NodeTrust, ...]
     left_out: frozenset[int]
 
 
-class RegionLookup:
+class RegionDirectory:
     """Over one reader, for as long as that is not stale."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: BlockReader) -> None:
         self._reader = reader
         self._nodes: dict[bytes, _Nodes] = {}
         self._records: dict[int, tuple[int, NodeRecord | None]] = {}
-        self._namespaces: dict[bytes, NamespaceRecord] = {}
-        self._namespaces_version = -1
-        self._namespaces_at_ns = 0
-        self._beat_record = b""
-        self._beat: Beat | None = None
+        self._namespaces: tuple[int, dict[bytes, NamespaceRecord]] = (-1, {})
+        self._scopes: dict[bytes, int] = {}
+        self._scopes_until_ns = 0
+        self._beat: tuple[bytes, Beat | None] = (b"", None)
 
     @property
     def stale(self) -> bool:
@@ -72,25 +63,29 @@ class RegionLookup:
     def beat(self) -> Beat | None:
         """How current the region is; None before its writer has said so, or in a record of another version."""
         record = self._reader.beat()
-        if record != self._beat_record:
-            self._beat = Beat.decode(record)
-            self._beat_record = record
-        return self._beat
+        known = self._beat
+        if record != known[0]:
+            known = self._beat = record, Beat.decode(record)
+        return known[1]
 
-    def namespaces(self, now_ns: int) -> dict[bytes, NamespaceRecord]:
+    def namespaces(self) -> dict[bytes, NamespaceRecord]:
         """By digest."""
-        if 0 <= now_ns - self._namespaces_at_ns < REUSE_S * 1e9:
-            return self._namespaces
         version, records = self._reader.namespaces()
-        if version != self._namespaces_version:
-            self._namespaces = {item.digest: item for item in decode_namespaces(records)}
-            self._namespaces_version = version
-        self._namespaces_at_ns = now_ns
-        return self._namespaces
+        known = self._namespaces
+        if version != known[0]:
+            known = self._namespaces = version, {item.digest: item for item in decode_namespaces(records)}
+        return known[1]
+
+    def scope(self, namespace_digest: bytes, now_ns: int) -> int | None:
+        """Of the blocks of a namespace in the index; None: it is not in this region."""
+        if now_ns >= self._scopes_until_ns:
+            self._scopes = {digest: item.scope for digest, item in self.namespaces().items()}
+            self._scopes_until_ns = now_ns + _REUSE_NS
+        return self._scopes.get(namespace_digest)
 
     def lookup(
         self,
-        namespace: NamespaceRecord,
+        scope: int,
         fingerprints: Fingerprints,
         *,
         beat: Beat,
@@ -99,40 +94,43 @@ class RegionLookup:
         min_trust: MinTrust = MinTrust.ANY,
     ) -> tuple[Lookup, bool]:
         """The answer, and whether it is torn: what the writer was just changing is not in it."""
-        runs, sets, slots, hits, torn = self._reader.lookup(
-            fingerprints.packed, fingerprints.width, scope=namespace.scope, prefix=prefix
-        )
-        asked = len(fingerprints.packed) // fingerprints.width
-        lag_s = beat.lag_s(now_ns)
-        if not hits:
-            return Lookup(b"", (), (), 0, asked, beat.warming, 0, lag_s, beat.incomplete, "replica"), torn
-        nodes = self._nodes.get(slots)
-        if nodes is None or not 0 <= now_ns - nodes.at_ns < REUSE_S * 1e9:
-            nodes = self._read_nodes(slots, beat, now_ns)
-        answer = Lookup(runs, tuple(sets), nodes.trusts, hits, asked, beat.warming, 0, lag_s, beat.incomplete, "replica")
+        runs, sets, ids, hits, torn = self._reader.lookup(fingerprints.packed, fingerprints.width, scope=scope, prefix=prefix)
+        nodes = self._nodes.get(ids)
+        if nodes is None or now_ns >= nodes.until_ns:
+            nodes = self._read_nodes(ids, beat, now_ns)
+        asked, lag_s = len(fingerprints.packed) // fingerprints.width, beat.lag_s(now_ns)
+        answer = Lookup(runs, sets, nodes.trusts, hits, asked, beat.warming, 0, lag_s, beat.incomplete, "replica")
         if nodes.left_out or min_trust is not MinTrust.ANY:
             answer = _without(answer, nodes.left_out, min_trust, prefix=prefix)
         return answer, torn
 
-    def trust(self, slot: int, beat: Beat, now_ns: int) -> tuple[NodeTrust, bool]:
-        """A node as of now, and whether answers leave it out."""
-        version, raw = self._reader.node(slot)
-        known = self._records.get(slot)
+    def nodes(self, beat: Beat, now_ns: int) -> Iterator[tuple[NodeTrust, bool]]:
+        """Every node as of now, and whether answers leave it out. For tools."""
+        for node in memoryview(self._reader.nodes()).cast("I"):
+            if self._reader.node(node)[0]:
+                yield self._node(node, beat, now_ns)
+
+    def stored_blocks(self) -> int:
+        return self._reader.stats().blocks
+
+    def _node(self, node: int, beat: Beat, now_ns: int) -> tuple[NodeTrust, bool]:
+        """As of now, and whether answers leave it out."""
+        version, raw = self._reader.node(node)
+        known = self._records.get(node)
         if known is None or known[0] != version:
-            known = self._records[slot] = version, NodeRecord.decode(raw)
+            known = self._records[node] = version, NodeRecord.decode(raw)
         record = known[1]
         if record is None:
             return _UNKNOWN, True
         expired = 0 < beat.expire_after_s * 1e9 < now_ns - record.heard_ns
         return record.as_of(now_ns, stale_after_ns=round(beat.stale_after_s * 1e9)), record.hidden or expired
 
-    def _read_nodes(self, slots: bytes, beat: Beat, now_ns: int) -> _Nodes:
-        read = [self.trust(slot, beat, now_ns) for slot in memoryview(slots).cast("I")]
+    def _read_nodes(self, ids: bytes, beat: Beat, now_ns: int) -> _Nodes:
+        read = [self._node(node, beat, now_ns) for node in memoryview(ids).cast("I")]
         left_out = frozenset(index for index, (_, out) in enumerate(read) if out)
-        nodes = _Nodes(now_ns, tuple([trust for trust, _ in read]), left_out)
         if len(self._nodes) >= _KEPT:
-            self._nodes = {}
-        self._nodes[slots] = nodes
+            self._nodes, self._records = {}, {}
+        nodes = self._nodes[ids] = _Nodes(now_ns + _REUSE_NS, tuple([trust for trust, _ in read]), left_out)
         return nodes
 
 
