@@ -121,6 +121,8 @@ class MirroredIndex:
         self.keys = index.keys
         self.key_access = index.key_access
         self.dump = index.dump
+        self.heads = index.heads
+        self.make_room = index.make_room  # what it evicts is told by whoever counts it (room.py)
         self.sweep = index.sweep
         self.stats = index.stats
 

@@ -17,16 +17,18 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 from kvdir import __version__
 from kvdir.index._native import Index, RegionIndex, RegionReader, Sketch
-from kvdir.index.answers import IndexStats, Lookup, RegionError, RegionLookup
+from kvdir.index.answers import Evicted, IndexStats, Lookup, RegionError, RegionLookup
 
 if TYPE_CHECKING:
     from os import PathLike
 
 __all__ = [
+    "LEAST_MAX_BYTES",
     "NODE_RECORD_BYTES",
     "BlockIndex",
     "BlockReader",
     "BlockSketch",
+    "Evicted",
     "Index",
     "IndexStats",
     "Lookup",
@@ -43,6 +45,9 @@ __all__ = [
 NODE_RECORD_BYTES = 1008  # NodeEntry::record in csrc/roster.hpp
 
 Packed = bytes | bytearray | memoryview
+
+LEAST_MAX_BYTES = 128 * 2**10
+"""The smallest bound of an index (csrc/index.hpp): what is there before the first block, and room for 3,000 of them."""
 
 
 class BlockSketch(Protocol):
@@ -91,7 +96,8 @@ class BlockIndex(Protocol):
         """Adds the holder to each block; returns how many did not have it before. `sketch` receives exactly those.
 
         The sketch must be of the same implementation as the index, or TypeError. Last access never goes back in time.
-        MemoryError when nothing is left: the blocks before the one that did not fit are stored and counted.
+        MemoryError when nothing is left: the blocks before the one that did not fit are stored and counted. With a bound it
+        comes when `make_room` was not asked first.
         """
 
     def remove(self, fingerprints: Packed, width: int, *, scope: int, holder: int, sketch: BlockSketch | None = None) -> int:
@@ -126,6 +132,18 @@ class BlockIndex(Protocol):
         """Adds the holder under keys made by an index with the same seed; `access`: u32 little-endian per key.
 
         Returns how many did not have it before. For checkpoints: no fingerprint, so no sketch. Key 0 is passed over.
+        """
+
+    def heads(self, keys: Packed, *, scope: int) -> bytes:
+        """The first 8 bytes of the fingerprints that were stored under these keys in this scope: the inverse of `keys`."""
+
+    def make_room(self, blocks: int, *, holder: int) -> Evicted | None:
+        """Of an index with a bound: evicts until the holder can be given that many blocks more; call it before `store`.
+
+        The blocks used least lately go first, near enough (csrc/evict.hpp); `holder_blocks` of those that lose them falls.
+        Returns everything that was evicted since the last call, None for nothing. `store`, `remove` and `restore` may evict,
+        too (other holders of its blocks, when memory for a set is short), so ask again behind it, with 0. MemoryError, and
+        nothing evicted, when not even an empty index could hold so many; 1,024 always fit. Without a bound: None.
         """
 
     def dump(self, cursor: int, max_blocks: int) -> tuple[int, bytes, bytes, list[bytes]]:
@@ -193,9 +211,9 @@ def create_region(
     """An empty native index in a file at `path`, preferably below /dev/shm, that any number of `RegionReader` map read-only.
 
     The caller becomes the path's one writer for as long as this index (or a `successor` of it) lives; what a dead writer left
-    is replaced and its readers are told. publish: at once; otherwise readers see it from `publish()` on. max_bytes: of the
-    whole file; 0: no limit; beyond it changes raise MemoryError. mode: who may read it, e.g. 0o640. Raises RegionError: in
-    use, no room, no permission, or something else is at `path`.
+    is replaced and its readers are told. publish: at once; otherwise readers see it from `publish()` on. max_bytes: bound of the
+    index, as in `open_index`; the roster, a kilobyte a node, comes on top. mode: who may read it, e.g. 0o640. Raises
+    RegionError: in use, no room, no permission, or something else is at `path`.
 
     `successor(...)`: another empty index for the same path, which takes this one's place with `publish()`; until then readers
     stay here. `close()`: readers are told, the file goes, the path is free. `retire()`: tells readers only. Changes in a
@@ -207,6 +225,9 @@ def create_region(
     return region
 
 
-def open_index(*, expected_blocks: int = 0, seed: int = 0) -> BlockIndex:
-    """An empty native index in anonymous memory. `seed` keys the mixing function: random in production, fixed in tests."""
-    return Index(expected_blocks=expected_blocks, seed=seed)
+def open_index(*, expected_blocks: int = 0, seed: int = 0, max_bytes: int = 0) -> BlockIndex:
+    """An empty native index in anonymous memory. `seed` keys the mixing function: random in production, fixed in tests.
+
+    max_bytes: `stats().bytes` never rises above it (see `make_room`); 0: no bound. ValueError below LEAST_MAX_BYTES.
+    """
+    return Index(expected_blocks=expected_blocks, seed=seed, max_bytes=max_bytes)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from kvdir.errors import KvdirError
 
-__all__ = ["IndexStats", "Lookup", "RegionError", "RegionLookup"]
+__all__ = ["Evicted", "IndexStats", "Lookup", "RegionError", "RegionLookup"]
 
 
 class RegionError(KvdirError):
@@ -47,11 +47,22 @@ class RegionLookup(NamedTuple):
     torn: bool
 
 
+class Evicted(NamedTuple):
+    """What an index with a bound has let go of: the holders in `sets[numbers[i]]` have lost block `keys[i]`.
+
+    keys: u64 little-endian. numbers: u32 little-endian per key. sets: packed u32 holders, never empty.
+    """
+
+    keys: bytes
+    numbers: bytes
+    sets: list[bytes]
+
+
 class IndexStats(NamedTuple):
     """Figures about the index itself.
 
     blocks: live ones; those that wait to be swept are not counted. capacity: slots, of which at most 0.8 are used.
-    bytes: what the whole region takes once every page in use is resident; it never shrinks.
+    bytes: what the index takes once every page in use is resident; it never shrinks. The roster of a region is not in it.
     sets: distinct holder sets. holders: those with at least one block. growing: a step of growth is under way.
     """
 

@@ -4,7 +4,8 @@ Owns: the meaning. Tests compare the native index with it, step by step and byte
 slow, takes about a kilobyte per block, and is never used instead of the native index.
 
 Where the contract leaves room, this is the exact end of it: prefix lookups look at every position, dropped blocks are
-gone at once (so there is nothing to sweep), and a dump walks in the order of keys.
+gone at once (so there is nothing to sweep), a dump walks in the order of keys, and with a bound the blocks used least lately
+go first, exactly. A block counts as 24 bytes of the bound; `max_blocks` says it in blocks, for tests that have few of them.
 """
 
 import struct
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Self
 
-from kvdir.index.answers import IndexStats, Lookup
+from kvdir.index.answers import Evicted, IndexStats, Lookup
 
 __all__ = ["ReferenceIndex", "ReferenceSketch"]
 
@@ -22,6 +23,8 @@ _U32 = (1 << 32) - 1
 _U64 = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _HOLDERS = 1 << 24
+_LEAST_MAX_BYTES = 128 * 2**10
+_BLOCK_BYTES = 24
 _REGIONS = 4
 _HEADER = struct.Struct("<4sHHIIq16s")  # magic, version, regions, cells, 0, count, digest
 _CELL = struct.Struct("<QQII")  # low, high, check, count
@@ -198,8 +201,11 @@ class _Block:
 class ReferenceIndex:
     """Oracle of `kvdir.index.Index`: a dict from key to a set of holders."""
 
-    def __init__(self, *, expected_blocks: int = 0, seed: int = 0) -> None:
+    def __init__(self, *, expected_blocks: int = 0, seed: int = 0, max_bytes: int = 0, max_blocks: int = 0) -> None:
         _check("expected_blocks", expected_blocks, 0, 1 << 31)
+        if max_bytes:
+            _check("max_bytes", max_bytes, _LEAST_MAX_BYTES, _U64)
+        self._most = max_blocks or max_bytes // _BLOCK_BYTES
         _check("seed", seed, 0, _U64)
         self._seed = seed
         self._blocks: dict[int, _Block] = {}
@@ -303,6 +309,31 @@ class ReferenceIndex:
             block.holders.add(holder)
         return added
 
+    def heads(self, keys: Packed, *, scope: int) -> bytes:
+        offset, multiplier = self._mix(scope)
+        heads = []
+        for key in _keys_of(keys):
+            x = (key ^ key >> 31 ^ key >> 62) * pow(multiplier, -1, 1 << 64) & _U64
+            x = (x ^ x >> 27 ^ x >> 54) * pow(0xBF58476D1CE4E5B9, -1, 1 << 64) & _U64
+            heads.append(x ^ x >> 30 ^ x >> 60 ^ offset)
+        return struct.pack(f"<{len(heads)}Q", *heads)
+
+    def make_room(self, blocks: int, *, holder: int) -> Evicted | None:
+        _check("blocks", blocks, 0, 1 << 31)
+        _check("holder", holder, 0, _HOLDERS - 1)
+        if not self._most:
+            return None
+        if blocks > self._most:
+            raise MemoryError("the bound is smaller than the batch")
+        excess = max(0, len(self._blocks) + blocks - self._most)
+        oldest = sorted(self._blocks, key=lambda key: self._blocks[key].access_s)[:excess]
+        numbers: dict[frozenset[int], int] = {}
+        named = [numbers.setdefault(frozenset(self._blocks.pop(key).holders), len(numbers)) for key in oldest]
+        if not oldest:
+            return None
+        packed = struct.pack(f"<{len(oldest)}Q", *oldest), struct.pack(f"<{len(named)}I", *named)
+        return Evicted(*packed, [_pack(holders) for holders in numbers])
+
     def dump(self, cursor: int, max_blocks: int) -> tuple[int, bytes, bytes, list[bytes]]:
         _check("cursor", cursor, 0, _U64)
         _check("max_blocks", max_blocks, 1, _U64)
@@ -325,14 +356,17 @@ class ReferenceIndex:
 
     def _keyed(self, fingerprints: Packed, width: int, scope: int) -> Iterator[tuple[bytes, int]]:
         """Each fingerprint with its key: a bijection of its first 8 bytes that seed and scope choose (csrc/mix.hpp)."""
-        _check("scope", scope, 0, _U64)
-        offset = _scramble(_scramble((self._seed + _GOLDEN) & _U64) ^ scope)
-        multiplier = _scramble((offset + _GOLDEN) & _U64) | 1
+        offset, multiplier = self._mix(scope)
         for fingerprint in _split(fingerprints, width):
             x = int.from_bytes(fingerprint[:8], "little") ^ offset
             x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & _U64
             x = (x ^ x >> 27) * multiplier & _U64
             yield fingerprint, (x ^ x >> 31) or 1
+
+    def _mix(self, scope: int) -> tuple[int, int]:
+        _check("scope", scope, 0, _U64)
+        offset = _scramble(_scramble((self._seed + _GOLDEN) & _U64) ^ scope)
+        return offset, _scramble((offset + _GOLDEN) & _U64) | 1
 
     def _take(self, key: int, holder: int) -> bool:
         block = self._blocks.get(key)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import partial
 
 from kvdir.index import Lookup, Packed
+from kvdir.testing.check_bound import BOUND_CHECKS
 from kvdir.testing.check_sketch import SKETCH_CHECKS
 from kvdir.testing.index_fixture import Implementation, access_of, dump_all, fingerprints, refuses, runs_of
 
@@ -357,5 +358,6 @@ CHECKS: tuple[Callable[[Implementation], None], ...] = (
     every_contiguous_buffer_is_taken,
     bad_input_is_refused_and_changes_nothing,
     a_sketch_receives_exactly_what_changed,
+    *BOUND_CHECKS,
     *SKETCH_CHECKS,
 )

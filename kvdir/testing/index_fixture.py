@@ -15,7 +15,7 @@ __all__ = ["Implementation", "OpenIndex", "access_of", "dump_all", "fingerprints
 
 
 class OpenIndex(Protocol):
-    def __call__(self, *, expected_blocks: int = 0, seed: int = 0) -> BlockIndex: ...
+    def __call__(self, *, expected_blocks: int = 0, seed: int = 0, max_bytes: int = 0) -> BlockIndex: ...
 
 
 @dataclass(frozen=True, slots=True)

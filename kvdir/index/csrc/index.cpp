@@ -24,30 +24,42 @@ constexpr u64 kReserve[] = {
 };
 static_assert(sizeof kReserve == kSegments * sizeof(u64));
 
-// Slots that a batch looks at per block, and at least, while dead blocks wait to be swept.
-constexpr u64 kSweepPerBlock = 8;
-constexpr u64 kSweepAtLeast = 64;
 constexpr u64 kSweepSection = 256;  // slots looked at in one section
+
+// Of a bound, this share is kept from the slots for what else there is.
+constexpr u64 kSetsShare = 8;
+constexpr u64 kSetsAtLeast = 4 * 4096;
 
 }  // namespace
 
-Index::Index(u64 expected_blocks, u64 seed)
+Index::Index(u64 expected_blocks, u64 seed, u64 max_bytes)
     : region_(kReserve),
       table_(region_, region_.at<IndexHeader>(Segment::header)->table),
-      sets_(region_, region_.at<IndexHeader>(Segment::header)->sets, region_.at<IndexHeader>(Segment::header)->pool) {
-    create(expected_blocks, seed);
+      sets_(region_, region_.at<IndexHeader>(Segment::header)->sets, region_.at<IndexHeader>(Segment::header)->pool),
+      bounded_(max_bytes != 0),
+      evictor_(region_, table_, sets_) {
+    create(expected_blocks, seed, max_bytes);
 }
 
 Index::Index(const RegionPlace& place, u64 expected_blocks, u64 seed)
     : region_(kReserve, place),
       table_(region_, region_.at<IndexHeader>(Segment::header)->table),
-      sets_(region_, region_.at<IndexHeader>(Segment::header)->sets, region_.at<IndexHeader>(Segment::header)->pool) {
-    create(expected_blocks, seed);
+      sets_(region_, region_.at<IndexHeader>(Segment::header)->sets, region_.at<IndexHeader>(Segment::header)->pool),
+      bounded_(place.max_bytes != 0),
+      evictor_(region_, table_, sets_) {
+    create(expected_blocks, seed, place.max_bytes);
     Roster(region_).create();
 }
 
-void Index::create(u64 expected_blocks, u64 seed) {
+void Index::create(u64 expected_blocks, u64 seed, u64 max_bytes) {
     header().seed = seed;
+    if (bounded_) {
+        u64 fixed = region_.extent(Segment::header).committed_bytes + sets_.private_bytes();
+        u64 spare = max_bytes - std::min(max_bytes, fixed);
+        u64 sets = spare / kSetsShare + kSetsAtLeast;
+        region_.set_spare(spare);
+        table_.set_limit(spare - std::min(spare, sets));
+    }
     table_.create(expected_blocks);
     sets_.create();
 }
@@ -57,7 +69,8 @@ void Index::create(u64 expected_blocks, u64 seed) {
 // name it without asking.
 class Index::Batch {
 public:
-    Batch(Sets& sets, u32 holder, bool adding) : sets_(sets), holder_(holder), adding_(adding) {
+    Batch(Sets& sets, Evictor* evictor, u32 holder, bool adding)
+        : sets_(sets), evictor_(evictor), holder_(holder), adding_(adding) {
         sets_.reserve_holder(holder);
         if (!adding) return;
         alone_ = sets_.plus(0, holder).to;
@@ -73,8 +86,9 @@ public:
         sets_.count_holder(holder_, static_cast<u32>(adding_ ? before + changed_ : before - changed_));
     }
 
-    Step step(u32 from) {
+    Step step(u32 from, u64 key) {
         if (from != from_) turn(from);
+        if (narrow_) evictor_->losing(key);
         ++pending_;
         changed_ += step_.changes;
         return step_;
@@ -89,6 +103,8 @@ public:
             if (step_.to) sets_.acquire(step_.to, pending_);
             sets_.release(from_, pending_);
         }
+        if (narrow_) evictor_->settle();
+        narrow_ = false;
         pending_ = 0;
         from_ = 0;
         step_ = {alone_, adding_};
@@ -98,11 +114,19 @@ private:
     // Settles first: that may free sets, and the next step must not name one of them.
     void turn(u32 from) {
         settle();
-        step_ = adding_ ? (from ? sets_.plus(from, holder_) : Step{alone_, true}) : sets_.minus(from, holder_);
+        try {
+            step_ = adding_ ? (from ? sets_.plus(from, holder_) : Step{alone_, true}) : sets_.minus(from, holder_);
+        } catch (const std::bad_alloc&) {
+            if (!evictor_) throw;
+            step_ = {alone_, true};
+            evictor_->lose(sets_.view(sets_.resolve(from)), holder_);
+            narrow_ = true;
+        }
         from_ = from;
     }
 
     Sets& sets_;
+    Evictor* const evictor_;  // of an index with a bound, which does without a set that there is no memory for
     const u32 holder_;
     const bool adding_;
     u32 alone_ = 0;
@@ -110,13 +134,14 @@ private:
     Step step_{0, false};
     u32 pending_ = 0;
     u64 changed_ = 0;
+    bool narrow_ = false;
 };
 
 u64 Index::store(const Fingerprints& blocks, u64 scope, u32 holder, u32 now_s, Sketch* sketch) {
     Section section(region_);
     u64 changed;
     {
-        Batch batch(sets_, holder, true);
+        Batch batch(sets_, bounded_ ? &evictor_ : nullptr, holder, true);
         auto reserve = [&](u64 count) {
             batch.settle();
             region_.turn_section();
@@ -125,7 +150,7 @@ u64 Index::store(const Fingerprints& blocks, u64 scope, u32 holder, u32 now_s, S
         };
         for_each_key<Purpose::put>(table_, KeyMix(header().seed, scope), blocks, reserve, [&](u64 position, u64 key) {
             Slot* slot = table_.put(key);
-            Step step = batch.step(slot->set);
+            Step step = batch.step(slot->set, key);
             slot->set = step.to;
             slot->access = batch.is_first(step) ? now_s : std::max(slot->access, now_s);
             if (step.changes && sketch) sketch->insert_one(blocks.at(position), blocks.width);
@@ -141,11 +166,11 @@ u64 Index::remove(const Fingerprints& blocks, u64 scope, u32 holder, Sketch* ske
     Section section(region_);
     u64 changed;
     {
-        Batch batch(sets_, holder, false);
+        Batch batch(sets_, bounded_ ? &evictor_ : nullptr, holder, false);
         find_each(table_, KeyMix(header().seed, scope), blocks, [&](u64 position, Slot* slot) {
             if (position % kGroup == 0) region_.turn_section();
             if (!slot) return;
-            Step step = batch.step(slot->set);
+            Step step = batch.step(slot->set, slot->key);
             if (step.to) {
                 slot->set = step.to;
             } else {
@@ -176,6 +201,11 @@ void Index::keys(const Fingerprints& blocks, u64 scope, u64* out) const {
     for (u64 i = 0; i < blocks.count; ++i) out[i] = mix(blocks.head(i));
 }
 
+void Index::heads(const Fingerprints& keys, u64 scope, u64* out) const {
+    KeyMix mix(header().seed, scope);
+    for (u64 i = 0; i < keys.count; ++i) out[i] = mix.inverse(keys.head(i));
+}
+
 void Index::key_access(const Fingerprints& keys, u32* out) const {
     for (u64 i = 0; i < keys.count; ++i) {
         const Slot* slot = keys.head(i) ? table_.find(keys.head(i)) : nullptr;
@@ -186,7 +216,7 @@ void Index::key_access(const Fingerprints& keys, u32* out) const {
 // Like `store`, by key: the keys were made with our seed. Key 0 means an empty slot and is passed over.
 u64 Index::restore(const Fingerprints& keys, const u8* access, u32 holder) {
     Section section(region_);
-    Batch batch(sets_, holder, true);
+    Batch batch(sets_, bounded_ ? &evictor_ : nullptr, holder, true);
     for (u64 start = 0; start < keys.count; start += kGroup) {
         u64 end = std::min(start + kGroup, keys.count);
         batch.settle();
@@ -197,7 +227,7 @@ u64 Index::restore(const Fingerprints& keys, const u8* access, u32 holder) {
             u32 then_s;
             std::memcpy(&then_s, access + i * sizeof then_s, sizeof then_s);
             Slot* slot = table_.put(keys.head(i));
-            Step step = batch.step(slot->set);
+            Step step = batch.step(slot->set, slot->key);
             slot->set = step.to;
             slot->access = batch.is_first(step) ? then_s : std::max(slot->access, then_s);
         }
@@ -243,11 +273,9 @@ u64 Index::sweep_slots(u64 max_blocks, u64 max_slots) {
 }
 
 Stats Index::stats() const {
-    u64 bytes = sets_.private_bytes() + (region_.file() ? 0 : header().sets.holder_pages * 4096);
-    for (u32 i = 0; i < kSegments; ++i) {
-        auto segment = static_cast<Segment>(i);
-        bool sparse = segment == Segment::holders && !region_.file();  // of a file, all that is committed is there
-        if (!sparse) bytes += region_.extent(segment).committed_bytes;
+    u64 bytes = sets_.private_bytes();
+    for (Segment segment = Segment::header; segment < Segment::places; segment = static_cast<Segment>(static_cast<u32>(segment) + 1)) {
+        bytes += region_.is_sparse(segment) ? header().sets.holder_pages * 4096 : region_.extent(segment).committed_bytes;
     }
     return {table_.used() - sets_.dead_blocks(), table_.capacity(), bytes, sets_.distinct(), sets_.live_holders(),
             table_.growing()};

@@ -8,10 +8,12 @@
 // If memory is exhausted, std::bad_alloc leaves the batch half applied but everything consistent and counted.
 // What changes blocks or sets does so in sections of the region, of a group of blocks or a few hundred records each; a last
 // access is written without, since readers of the region do not look at it.
+// An index with a bound (`max_bytes`) never takes more: see evict.hpp for what goes when it is full.
 #pragma once
 
 #include <vector>
 
+#include "evict.hpp"
 #include "mix.hpp"
 #include "region_file.hpp"
 #include "sets.hpp"
@@ -30,12 +32,6 @@ struct IndexHeader {
     SetsState sets;
 };
 static_assert(sizeof(IndexHeader) <= 4096, "the header is one page");
-
-// Sets that an answer names, numbered in order of appearance: holders of set i are holders[ends[i-1] .. ends[i]).
-struct SetList {
-    std::vector<u32> holders;
-    std::vector<u64> ends;
-};
 
 struct Answer {
     std::vector<u32> runs;  // (start, count, set) triples
@@ -57,7 +53,10 @@ struct Stats {
 
 class Index {
 public:
-    Index(u64 expected_blocks, u64 seed);
+    static constexpr u64 kLeastBytes = u64{128} << 10;  // the smallest bound; room for 3,000 blocks
+
+    // max_bytes: `stats().bytes` never rises above it; at least kLeastBytes, or 0 for no bound.
+    Index(u64 expected_blocks, u64 seed, u64 max_bytes = 0);
     Index(const RegionPlace& place, u64 expected_blocks, u64 seed);  // in a file, with a roster; not published yet
 
     u64 store(const Fingerprints& blocks, u64 scope, u32 holder, u32 now_s, Sketch* sketch);
@@ -72,6 +71,11 @@ public:
     // The same by key, for those who have no fingerprints: a walk over `dump`, and a checkpoint of an index with our seed.
     void key_access(const Fingerprints& keys, u32* out) const;
     u64 restore(const Fingerprints& keys, const u8* access, u32 holder);
+    void heads(const Fingerprints& keys, u64 scope, u64* out) const;  // the inverse of `keys`
+
+    // Evicts until the holder can be given `blocks` more. Returns everything that was evicted since the last call. Throws
+    // std::bad_alloc, and evicts nothing, when not even an empty index could hold so many.
+    Evicted make_room(u64 blocks, u32 holder);
 
     u64 drop(u32 holder);
     u64 holder_blocks(u32 holder) const { return sets_.holder_blocks(holder); }
@@ -91,7 +95,7 @@ public:
 private:
     class Batch;
 
-    void create(u64 expected_blocks, u64 seed);
+    void create(u64 expected_blocks, u64 seed, u64 max_bytes);
     IndexHeader& header() const { return *region_.at<IndexHeader>(Segment::header); }
     u64 sweep_slots(u64 max_blocks, u64 max_slots);
     void sweep_after(u64 batch_blocks);
@@ -99,10 +103,16 @@ private:
     Region region_;
     Table table_;
     Sets sets_;
+    const bool bounded_;
+    Evictor evictor_;
 };
 
 constexpr u64 kGroup = 256;
 constexpr u64 kAhead = 16;
+
+// Slots that a batch looks at per block, and at least, while dead blocks wait to be swept.
+constexpr u64 kSweepPerBlock = 8;
+constexpr u64 kSweepAtLeast = 64;
 
 // Calls visit(position, key) for each block, with the table's lines on their way kAhead blocks earlier, and before(count)
 // ahead of each group of up to kGroup blocks.

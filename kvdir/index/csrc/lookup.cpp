@@ -20,8 +20,7 @@ public:
         auto [entry, fresh] = numbers_.try_emplace(canonical, static_cast<u32>(list_.ends.size()));
         if (fresh) {
             SetView view = sets_.view(canonical);
-            list_.holders.insert(list_.holders.end(), view.holders, view.holders + view.count);
-            list_.ends.push_back(list_.holders.size());
+            list_.add(view.holders, view.holders + view.count);
         }
         return entry->second;
     }

@@ -30,6 +30,14 @@ public:
     KeyMix(u64 seed, u64 scope)
         : offset_(scramble(scramble(seed + kGolden) ^ scope)), multiplier_(scramble(offset_ + kGolden) | 1) {}
 
+    // What was mixed into `key`; of key 1 the fingerprint that does not give 0.
+    u64 inverse(u64 key) const {
+        u64 x = key ^ (key >> 31) ^ (key >> 62);
+        x *= odd_inverse(multiplier_);
+        x = (x ^ (x >> 27) ^ (x >> 54)) * odd_inverse(0xBF58476D1CE4E5B9);
+        return (x ^ (x >> 30) ^ (x >> 60)) ^ offset_;
+    }
+
     u64 operator()(u64 fingerprint) const {
         u64 x = fingerprint ^ offset_;
         x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9;
@@ -39,6 +47,13 @@ public:
     }
 
 private:
+    // Of an odd number modulo 2^64, by Newton's method: each step doubles the bits that are right, of which 3 are at first.
+    static u64 odd_inverse(u64 x) {
+        u64 inverse = x;
+        for (int bits = 3; bits < 64; bits *= 2) inverse *= 2 - x * inverse;
+        return inverse;
+    }
+
     u64 offset_;
     u64 multiplier_;
 };

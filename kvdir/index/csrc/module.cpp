@@ -14,7 +14,8 @@ bool load_answers(ModuleState& state) {
     state.lookup_type = PyObject_GetAttrString(answers.get(), "Lookup");
     state.stats_type = PyObject_GetAttrString(answers.get(), "IndexStats");
     state.region_lookup_type = PyObject_GetAttrString(answers.get(), "RegionLookup");
-    return state.lookup_type && state.stats_type && state.region_lookup_type;
+    state.evicted_type = PyObject_GetAttrString(answers.get(), "Evicted");
+    return state.lookup_type && state.stats_type && state.region_lookup_type && state.evicted_type;
 }
 
 PyObject* add_type(PyObject* module, PyType_Spec& spec) {
@@ -40,6 +41,7 @@ int traverse(PyObject* module, visitproc visit, void* arg) {
     Py_VISIT(state.lookup_type);
     Py_VISIT(state.stats_type);
     Py_VISIT(state.region_lookup_type);
+    Py_VISIT(state.evicted_type);
     Py_VISIT(state.sketch_type);
     return 0;
 }
@@ -49,6 +51,7 @@ int clear(PyObject* module) {
     Py_CLEAR(state.lookup_type);
     Py_CLEAR(state.stats_type);
     Py_CLEAR(state.region_lookup_type);
+    Py_CLEAR(state.evicted_type);
     Py_CLEAR(state.sketch_type);
     return 0;
 }

@@ -90,6 +90,14 @@ PyObject* to_packed_sets(PyObject* container, const SetList& sets, int (*put)(Py
     return list.take();
 }
 
+bool to_bound(PyObject* object, u64& out) {
+    if (!to_u64(object, "max_bytes", 0, ~u64{0}, out)) return false;
+    if (out == 0 || out >= Index::kLeastBytes) return true;
+    PyErr_Format(PyExc_ValueError, "max_bytes must be 0 (no bound) or at least %llu, not %llu",
+                 static_cast<unsigned long long>(Index::kLeastBytes), static_cast<unsigned long long>(out));
+    return false;
+}
+
 PyObject* to_bytes(const void* data, u64 bytes) {
     return PyBytes_FromStringAndSize(static_cast<const char*>(data), static_cast<Py_ssize_t>(bytes));
 }

@@ -21,6 +21,7 @@ struct ModuleState {
     PyObject* lookup_type;  // kvdir.index.answers.Lookup
     PyObject* stats_type;   // kvdir.index.answers.IndexStats
     PyObject* region_lookup_type;  // kvdir.index.answers.RegionLookup
+    PyObject* evicted_type;  // kvdir.index.answers.Evicted
     PyObject* sketch_type;
 };
 
@@ -94,6 +95,9 @@ private:
 
 // An integer in [least, most]; otherwise ValueError (or TypeError when it is missing or no integer) that names the argument.
 bool to_u64(PyObject* object, const char* name, u64 least, u64 most, u64& out);
+
+// The bound of an index in bytes, 0 for none; ValueError for one that nothing fits into.
+bool to_bound(PyObject* object, u64& out);
 
 PyObject* to_bytes(const void* data, u64 bytes);
 

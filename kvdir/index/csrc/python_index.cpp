@@ -8,13 +8,15 @@ namespace {
 constexpr u64 kSeconds = ~u32{0};
 
 PyObject* index_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-    static const char* names[] = {"expected_blocks", "seed", nullptr};
-    PyObject *expected_object = nullptr, *seed_object = nullptr;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OO:Index", keywords(names), &expected_object, &seed_object)) return nullptr;
-    u64 expected = 0, seed = 0;
+    static const char* names[] = {"expected_blocks", "seed", "max_bytes", nullptr};
+    PyObject *expected_object = nullptr, *seed_object = nullptr, *max_object = nullptr;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOO:Index", keywords(names), &expected_object, &seed_object, &max_object))
+        return nullptr;
+    u64 expected = 0, seed = 0, max_bytes = 0;
     if (expected_object && !to_u64(expected_object, "expected_blocks", 0, kExpected, expected)) return nullptr;
     if (seed_object && !to_u64(seed_object, "seed", 0, kAny, seed)) return nullptr;
-    return construct<Index>(type, expected, seed);
+    if (max_object && !to_bound(max_object, max_bytes)) return nullptr;
+    return construct<Index>(type, expected, seed, max_bytes);
 }
 
 // The native sketch in `object`; null for None. False with TypeError set for anything else.
@@ -209,6 +211,39 @@ PyObject* index_restore(PyObject* self, PyObject* args, PyObject* kwargs) {
     return PyLong_FromUnsignedLongLong(changed);
 }
 
+PyObject* index_heads(PyObject* self, PyObject* args, PyObject* kwargs) {
+    static const char* names[] = {"keys", "scope", nullptr};
+    PyObject *keys_object, *scope_object = nullptr;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$O:heads", keywords(names), &keys_object, &scope_object)) return nullptr;
+    Buffer buffer;
+    Fingerprints keys;
+    u64 scope;
+    if (!open_keys(keys_object, buffer, keys) || !to_u64(scope_object, "scope", 0, kAny, scope)) return nullptr;
+    Ref out(to_bytes(nullptr, keys.count * sizeof(u64)));
+    if (!out) return nullptr;
+    u64* values = reinterpret_cast<u64*>(PyBytes_AsString(out.get()));  // nobody else has seen these bytes yet
+    if (!locked<Index>(self, [&](Index& index) { index.heads(keys, scope, values); })) return nullptr;
+    return out.take();
+}
+
+PyObject* index_make_room(PyObject* self, PyObject* args, PyObject* kwargs) {
+    static const char* names[] = {"blocks", "holder", nullptr};
+    PyObject *blocks_object, *holder_object = nullptr;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$O:make_room", keywords(names), &blocks_object, &holder_object))
+        return nullptr;
+    u64 blocks, holder;
+    if (!to_u64(blocks_object, "blocks", 0, kExpected, blocks) || !to_u64(holder_object, "holder", 0, kHolders, holder))
+        return nullptr;
+    Evicted evicted;
+    if (!locked<Index>(self, [&](Index& index) { evicted = index.make_room(blocks, static_cast<u32>(holder)); })) return nullptr;
+    if (evicted.keys.empty()) Py_RETURN_NONE;
+    Ref keys(to_bytes(evicted.keys));
+    Ref numbers(to_bytes(evicted.numbers));
+    Ref sets(to_list(evicted.sets));
+    if (!keys || !numbers || !sets) return nullptr;
+    return PyObject_CallFunction(state_of(self).evicted_type, "OOO", keys.get(), numbers.get(), sets.get());
+}
+
 PyObject* index_dump(PyObject* self, PyObject* args, PyObject* kwargs) {
     static const char* names[] = {"cursor", "max_blocks", nullptr};
     PyObject *cursor_object, *max_object;
@@ -249,6 +284,8 @@ PyMethodDef index_methods[] = {
     {"keys", with_keywords(index_keys), METH_VARARGS | METH_KEYWORDS, nullptr},
     {"key_access", index_key_access, METH_O, nullptr},
     {"restore", with_keywords(index_restore), METH_VARARGS | METH_KEYWORDS, nullptr},
+    {"heads", with_keywords(index_heads), METH_VARARGS | METH_KEYWORDS, nullptr},
+    {"make_room", with_keywords(index_make_room), METH_VARARGS | METH_KEYWORDS, nullptr},
     {"dump", with_keywords(index_dump), METH_VARARGS | METH_KEYWORDS, nullptr},
     {"sweep", index_sweep, METH_O, nullptr},
     {"stats", index_stats, METH_NOARGS, nullptr},

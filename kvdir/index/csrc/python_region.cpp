@@ -42,7 +42,7 @@ PyObject* region_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
     u64 expected = 0, seed = 0, mode = place.mode;
     if (expected_object && !to_u64(expected_object, "expected_blocks", 0, kExpected, expected)) return nullptr;
     if (seed_object && !to_u64(seed_object, "seed", 0, kAny, seed)) return nullptr;
-    if (most_object && !to_u64(most_object, "max_bytes", 0, kAny, place.max_bytes)) return nullptr;
+    if (most_object && !to_bound(most_object, place.max_bytes)) return nullptr;
     if (mode_object && !to_u64(mode_object, "mode", 0, kModes, mode)) return nullptr;
     if (!to_path(path, place.path)) return nullptr;
     place.mode = static_cast<u32>(mode);

@@ -33,7 +33,7 @@ Region::Region(const u64 (&reserve_bytes)[kSegments]) : page_bytes_(static_cast<
 }
 
 Region::Region(const u64 (&reserve_bytes)[kSegments], const RegionPlace& place)
-    : page_bytes_(static_cast<u64>(sysconf(_SC_PAGESIZE))), max_bytes_(place.max_bytes), file_(new RegionFile(place)) {
+    : page_bytes_(static_cast<u64>(sysconf(_SC_PAGESIZE))), file_(new RegionFile(place)) {
     reserve(reserve_bytes);
     file_->sign(*header());
     const Extent& slots = extent(Segment::slots);
@@ -95,23 +95,24 @@ bool Region::map(u64 bytes) {
     return false;
 }
 
-void Region::check_limit(u64 more_bytes) const {
-    if (max_bytes_ == 0) return;
-    u64 bytes = more_bytes;
-    for (const Extent& extent : header()->extents) bytes += extent.committed_bytes;
-    if (bytes > max_bytes_) throw std::bad_alloc();
-}
-
 void Region::commit(Segment segment, u64 bytes) {
     Extent& extent = header()->extents[static_cast<u32>(segment)];
     if (bytes <= extent.committed_bytes) return;
     bytes = round_up(bytes, segment == Segment::slots ? granule_bytes(bytes) : page_bytes_);
     if (bytes > extent.reserved_bytes) throw std::bad_alloc();
     u64 more = bytes - extent.committed_bytes;
-    check_limit(more);
+    bool charged = segment < Segment::places && !is_sparse(segment);
+    if (charged && more > spare_bytes_) throw std::bad_alloc();
     if (file_ && !allocate(file_->fd(), extent.offset + extent.committed_bytes, more)) throw std::bad_alloc();
     if (mprotect(base_ + extent.offset + extent.committed_bytes, more, PROT_READ | PROT_WRITE) != 0) throw std::bad_alloc();
     extent.committed_bytes = bytes;
+    if (charged) charge(more);
+}
+
+void Region::charge(u64 bytes) {
+    if (spare_bytes_ == ~u64{0}) return;
+    if (bytes > spare_bytes_) throw std::bad_alloc();
+    spare_bytes_ -= bytes;
 }
 
 }  // namespace kvdir

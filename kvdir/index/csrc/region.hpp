@@ -92,6 +92,15 @@ public:
 
     const Extent& extent(Segment segment) const { return header()->extents[static_cast<u32>(segment)]; }
 
+    // From now on at most `bytes` more are committed or charged, but for the roster; what would be beyond throws
+    // std::bad_alloc. Whoever has not asked for a limit has none.
+    void set_spare(u64 bytes) { spare_bytes_ = bytes; }
+    u64 spare_bytes() const { return spare_bytes_; }
+    // Committing more of it costs nothing before it is written to, so whoever writes charges the pages. In a file, all that
+    // is committed is there.
+    bool is_sparse(Segment segment) const { return segment == Segment::holders && !file_; }
+    void charge(u64 bytes);
+
     // Unit in which a segment of slots of this size grows, in bytes.
     u64 granule_bytes(u64 segment_bytes) const { return segment_bytes < kHugeFrom ? page_bytes_ : kHugePage; }
 
@@ -117,12 +126,11 @@ private:
     RegionHeader* header() const { return reinterpret_cast<RegionHeader*>(base_); }
     void reserve(const u64 (&reserve_bytes)[kSegments]);
     bool map(u64 bytes);
-    void check_limit(u64 more_bytes) const;
 
     std::byte* base_ = nullptr;
     u64 mapped_bytes_ = 0;
     u64 page_bytes_;
-    u64 max_bytes_ = 0;  // of a file, all segments together; 0: no limit
+    u64 spare_bytes_ = ~u64{0};
     std::unique_ptr<RegionFile> file_;
 };
 

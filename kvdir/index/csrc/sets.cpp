@@ -241,17 +241,31 @@ u32 Sets::holder_blocks(u32 holder) const {
     return committed ? holders_[holder] : 0;
 }
 
-void Sets::reserve_holder(u32 holder) { region_.commit(Segment::holders, (u64{holder} + 1) * sizeof(u32)); }
+void Sets::reserve_holder(u32 holder) {
+    region_.commit(Segment::holders, (u64{holder} + 1) * sizeof(u32));
+    u32 page = holder / kHoldersPerPage;
+    u64 bit = u64{1} << (page % 64);
+    if (state_.holder_page_map[page / 64] & bit) return;
+    if (region_.is_sparse(Segment::holders)) region_.charge(kHoldersPerPage * sizeof(u32));
+    state_.holder_page_map[page / 64] |= bit;
+    ++state_.holder_pages;
+}
+
+bool Sets::can_name(u32 holder) noexcept {
+    try {
+        reserve_holder(holder);
+        u32 id = plus(0, holder).to;
+        acquire(id, 1);
+        release(id, 1);
+        return true;
+    } catch (const std::bad_alloc&) {
+        return false;
+    }
+}
 
 void Sets::count_holder(u32 holder, u32 blocks) noexcept {
     u32 before = holder_blocks(holder);
     if (before == blocks) return;
-    u32 page = holder / kHoldersPerPage;
-    u64 bit = u64{1} << (page % 64);
-    if (!(state_.holder_page_map[page / 64] & bit)) {
-        state_.holder_page_map[page / 64] |= bit;
-        ++state_.holder_pages;
-    }
     state_.holders += (before == 0) - (blocks == 0);
     holders_[holder] = blocks;
 }

@@ -95,6 +95,9 @@ public:
 
     u32 holder_blocks(u32 holder) const;
     void reserve_holder(u32 holder);  // before count_holder, which then cannot fail
+
+    // Whether memory is left for the set {holder}, which a batch of that holder needs whatever comes.
+    bool can_name(u32 holder) noexcept;
     void count_holder(u32 holder, u32 blocks) noexcept;  // the holder has this many blocks now
 
     u64 dead_blocks() const { return state_.dead_blocks; }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 
 namespace kvdir {
 
@@ -21,7 +22,7 @@ u64 last_key_below(u64 slot, u64 capacity) {
 }  // namespace
 
 void Table::create(u64 expected) {
-    region_.commit(Segment::slots, (expected + expected / 4 + kTail + 8) * sizeof(Slot));
+    region_.commit(Segment::slots, std::min((expected + expected / 4 + kTail + 8) * sizeof(Slot), room_bytes()));
     state_ = {};
     state_.total = region_.extent(Segment::slots).committed_bytes / sizeof(Slot);
     state_.capacity = state_.total - kTail;
@@ -34,26 +35,52 @@ void Table::reserve(u64 count) {
         region_.turn_section();
     }
     while (!fits(count)) {
-        for (; growing(); region_.turn_section()) move_chunk();
-        begin_growth(count);
+        if (!grow(count)) throw std::bad_alloc();
     }
 }
 
+// Whole granules by which the slots may still grow.
+u64 Table::room_bytes() const {
+    const Extent& extent = region_.extent(Segment::slots);
+    u64 bytes = extent.committed_bytes;
+    u64 room = std::min({region_.spare_bytes(), limit_bytes_ - std::min(limit_bytes_, bytes), extent.reserved_bytes - bytes});
+    u64 granule = region_.granule_bytes(bytes + room);
+    u64 end = (bytes + room) / granule * granule;
+    return end - std::min(end, bytes);
+}
+
+u64 Table::most() const {
+    u64 tail = state_.total - state_.capacity;
+    return limit((region_.extent(Segment::slots).committed_bytes + room_bytes()) / sizeof(Slot) - tail);
+}
+
 // By up to 1.2 in whole granules, so the load stays in [0.66, 0.8] and a block costs 20 to 24 bytes; by 1.5 while the table is
-// so small that this does not matter.
-void Table::begin_growth(u64 count) {
+// so small that this does not matter. The last step takes all that is left rather than leave a rest behind for which sweeping
+// the whole table would be too much: less than a tenth is no step.
+u64 Table::growth_bytes(u64 count) const {
     u64 bytes = state_.total * sizeof(Slot);
     u64 granule = region_.granule_bytes(bytes);
     u64 step = std::max(bytes / (bytes < Region::kHugeFrom ? 2 : 5) / granule * granule, granule);
     u64 blocks = state_.used + count;
     u64 needed = (blocks + blocks / 4 + (state_.total - state_.capacity) + 8) * sizeof(Slot);
-    region_.commit(Segment::slots, std::max(bytes + step, needed));
+    step = std::max(step, needed - std::min(needed, bytes));
+    u64 room = room_bytes();
+    if (room < bytes / 10) return 0;
+    return step > room || room - step < (bytes + step) / 8 ? room : step;
+}
+
+bool Table::grow(u64 count) {
+    for (; growing(); region_.turn_section()) move_chunk();
+    u64 step = growth_bytes(count);
+    if (step == 0) return false;
+    region_.commit(Segment::slots, state_.total * sizeof(Slot) + step);
     state_.frontier = state_.total;
     state_.old_capacity = state_.capacity;
     state_.old_last_key = ~u64{0};
     u64 tail = state_.total - state_.capacity;  // never shrinks: clusters only get shorter by growth
     state_.total = region_.extent(Segment::slots).committed_bytes / sizeof(Slot);
     state_.capacity = state_.total - tail;
+    return true;
 }
 
 // Moves the topmost clusters of the old layout; returns how many slots the sweep has passed. Noexcept from the first write on:

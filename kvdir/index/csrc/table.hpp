@@ -63,6 +63,9 @@ public:
 
     void create(u64 expected);  // once, before anything else
 
+    // The slots never take more than `bytes`; a table that is larger already stays as it is.
+    void set_limit(u64 bytes) { limit_bytes_ = bytes; }
+
     u64 home(u64 key) const {
         u64 capacity = key <= state_.old_last_key ? state_.old_capacity : state_.capacity;
         return static_cast<u64>((u128{key} * capacity) >> 64);
@@ -99,10 +102,17 @@ public:
     }
 
     bool fits(u64 count) const { return state_.used + count <= limit(state_.capacity); }
+    u64 excess(u64 count) const { return fits(count) ? 0 : state_.used + count - limit(state_.capacity); }
 
     // Makes sure that `count` insertions fit, and pays for growth in proportion: never more than a fixed number of moves per
     // insertion. Call before `put`. Throws std::bad_alloc when memory is exhausted; nothing is lost then.
     void reserve(u64 count);
+
+    // Makes the table larger, for `count` more insertions or as far as it may; false when it may not.
+    bool grow(u64 count);
+
+    // So many blocks it could hold at its limit.
+    u64 most() const;
 
     // The slot of the key; when it is new, its `set` is 0 and `used` has risen.
     Slot* put(u64 key);
@@ -126,7 +136,8 @@ public:
 
 private:
     static u64 limit(u64 capacity) { return capacity - capacity / 5; }
-    void begin_growth(u64 count);
+    u64 room_bytes() const;
+    u64 growth_bytes(u64 count) const;
     u64 move_chunk();
     u64 first_home_above(u64 key) const;
     void place(const Slot* chunk, u64 count, u64 from, u64 above) noexcept;
@@ -137,6 +148,7 @@ private:
     TableState& state_;
     Slot* slots_;
     std::vector<Slot> moving_;  // scratch of move_chunk
+    u64 limit_bytes_ = ~u64{0};
 };
 
 }  // namespace kvdir
