@@ -211,8 +211,8 @@ def create_region(
     """An empty native index in a file at `path`, preferably below /dev/shm, that any number of `RegionReader` map read-only.
 
     The caller becomes the path's one writer for as long as this index (or a `successor` of it) lives; what a dead writer left
-    is replaced and its readers are told. publish: at once; otherwise readers see it from `publish()` on. max_bytes: bound of the
-    index, as in `open_index`; the roster, a kilobyte a node, comes on top. mode: who may read it, e.g. 0o640. Raises
+    is replaced and its readers are told. publish: at once; otherwise readers see it from `publish()` on. max_bytes: bound of
+    the index, as in `open_index`; the roster, a kilobyte a node, comes on top. mode: who may read it, e.g. 0o640. Raises
     RegionError: in use, no room, no permission, or something else is at `path`.
 
     `successor(...)`: another empty index for the same path, which takes this one's place with `publish()`; until then readers
