@@ -66,7 +66,7 @@ _HOMES = {
 
 
 def connect(addresses: str | Sequence[str], *, deadline_s: float = 2.0) -> Client:
-    """A blocking client of one or several coordinators ("host:port", several with commas). Connects with the first call."""
+    """A blocking client of coordinators ("host:port", several with commas; see docs/high-availability.md). Connects lazily."""
     from kvdir.client.sync import Client
 
     return Client(addresses, deadline_s=deadline_s)

@@ -37,7 +37,7 @@ def client_options(function: F) -> F:
         default="127.0.0.1:7400",
         show_default=True,
         metavar="HOST:PORT",
-        help="Coordinator to ask; several with commas, the first that answers is taken.",
+        help="Coordinator to ask; several with commas, the first that answers is taken. Also dns:///name:port, k8s:///service.namespace:port.",
     )
     @click.option("--timeout-s", default=5.0, show_default=True, help="Longest wait for the answer.")
     @functools.wraps(function)

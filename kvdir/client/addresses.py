@@ -19,25 +19,20 @@ _HEDGE_PRICE, _MAX_SAVINGS = 10, 50
 
 
 class Addresses:
-    """ "host:port" of each coordinator, with what is known of it.
+    """ "host:port" of each coordinator, with what is known of it. None given: none known yet, `replace` brings them.
 
     name: of who asks; clients with different names begin at different coordinators (rendezvous hashing: one that comes or goes
-    moves only the clients that it serves). Empty: in the order given. `replace` may be called from another thread.
+    moves only the clients that it serves). Empty: in the order given. `replace` may be called from another thread. generation:
+    moves with each change.
     """
 
-    def __init__(self, addresses: str | Sequence[str], *, name: str = "") -> None:
+    def __init__(self, addresses: str | Sequence[str] | None = None, *, name: str = "") -> None:
+        self.generation = 0
         self._name = name
-        self._listed = _ordered(checked(addresses), name)
+        self._listed = () if addresses is None else _ordered(checked(addresses), name)
         self._failures: dict[str, int] = {}
         self._later_until_s: dict[str, float] = {}
         self._savings = _MAX_SAVINGS
-
-    @classmethod
-    def discovered(cls, *, name: str = "") -> Addresses:
-        """None known yet; `replace` brings them."""
-        made = cls("nobody:0", name=name)
-        made._listed = ()
-        return made
 
     def __len__(self) -> int:
         return len(self._listed)
@@ -51,6 +46,7 @@ class Addresses:
         for known in (self._failures, self._later_until_s):
             for address in [item for item in tuple(known) if item not in listed]:
                 known.pop(address, None)
+        self.generation += 1
 
     def order(self, *, now_s: float) -> list[str]:
         """In which order to try them now."""

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import time
 from asyncio import CancelledError
+from collections import Counter
 from collections.abc import AsyncIterator, Collection, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -23,6 +24,7 @@ import grpc.aio
 from kvdir.client import calls
 from kvdir.client.addresses import Addresses
 from kvdir.client.calls import Call, Reconciled
+from kvdir.client.discovery import Discovery
 from kvdir.client.lookup_stream import LookupStreams, NoStream
 from kvdir.client.race import Race, RaceCounters
 from kvdir.core.answer import Lookup, LookupMode
@@ -45,6 +47,7 @@ AnswerT = TypeVar("AnswerT")
 class DirectoryClient:
     """Asks any of several coordinators. deadline_s: of calls that give none; connect_timeout_s: for one connect.
 
+    addresses: see discovery.py; a Discovery that is handed in is shared, and stays the caller's to close.
     name: of who asks; different ones begin at different coordinators. Empty: in the order given. races: what failing over cost.
     stream: lookups share one LookupStream call to each coordinator, at half the cost; where it has none, or if False, each is a
     call of its own.
@@ -52,7 +55,7 @@ class DirectoryClient:
 
     def __init__(
         self,
-        addresses: str | Sequence[str],
+        addresses: str | Sequence[str] | Discovery,
         *,
         name: str = "",
         deadline_s: float = 2.0,
@@ -61,7 +64,12 @@ class DirectoryClient:
         stream: bool = True,
     ) -> None:
         self.races = RaceCounters()
-        self._addresses = Addresses(addresses, name=name)
+        self._addresses = Addresses(name=name)
+        self._discovery = addresses if isinstance(addresses, Discovery) else Discovery(addresses)
+        self._owns_discovery = self._discovery is not addresses
+        self._unsubscribe = self._discovery.subscribe(self._addresses.replace)
+        self._pruned = self._addresses.generation
+        self._using: Counter[str] = Counter()
         self._deadline_s = deadline_s
         self._connect_timeout_s = connect_timeout_s
         self._options = client_options(max_message_bytes=max_message_bytes)
@@ -79,6 +87,9 @@ class DirectoryClient:
 
     async def close(self) -> None:
         """Closes the connections; calls under way fail."""
+        self._unsubscribe()
+        if self._owns_discovery and self._discovery.listens:
+            await asyncio.to_thread(self._discovery.close)
         if self._streams is not None:
             await self._streams.close()
         channels, self._channels = self._channels, {}
@@ -146,6 +157,7 @@ class DirectoryClient:
     ) -> AsyncIterator[DumpPart]:
         """The whole directory of one coordinator, part by part."""
         end_s = time.monotonic() + deadline_s
+        await self._look_around(end_s)
         address = self._addresses.order(now_s=time.monotonic())[0]
         channel = await self._connected(address, end_s)
         method = channel.unary_stream(
@@ -163,6 +175,7 @@ class DirectoryClient:
     async def _call(self, call: Call[AnswerT], deadline_s: float | None) -> AnswerT:
         now_s = time.monotonic()
         end_s = now_s + (self._deadline_s if deadline_s is None else deadline_s)
+        await self._look_around(end_s)
         race = Race(self._addresses, self.races, now_s=now_s, end_s=end_s, hedged=call.hedged)
         if race.hedged:
             return await self._hedged(call, race)
@@ -209,6 +222,7 @@ class DirectoryClient:
     async def _everywhere(self, call: Call[AnswerT], deadline_s: float | None) -> list[AnswerT]:
         """Asks all at once; the answers that came. Raises one of the failures when none did."""
         end_s = time.monotonic() + (self._deadline_s if deadline_s is None else deadline_s)
+        await self._look_around(end_s)
         listed = self._addresses.order(now_s=time.monotonic())
         outcomes = await asyncio.gather(*(self._try(call, address, end_s) for address in listed), return_exceptions=True)
         answers: list[AnswerT] = []
@@ -223,6 +237,28 @@ class DirectoryClient:
         if not answers:
             raise failure
         return answers
+
+    async def _look_around(self, end_s: float) -> None:
+        """Waits for the first addresses, if none is known, and lets go of connections to coordinators that are gone."""
+        if not len(self._addresses):
+            await asyncio.to_thread(self._discovery.wait, max(0.0, end_s - time.monotonic()))
+            if not len(self._addresses):
+                raise Unavailable(f"no coordinator is known yet: {self._discovery.problem or 'nobody has said any'}")
+        if self._pruned != self._addresses.generation:
+            await self._prune()
+
+    async def _prune(self) -> None:
+        generation, used = self._addresses.generation, False
+        if self._streams is not None:
+            self._streams.forget(lambda address: address not in self._addresses)
+        for address in [address for address in self._channels if address not in self._addresses]:
+            if self._using[address]:
+                used = True
+                continue
+            self._doubt(address)
+            await self._channels.pop(address).close()
+        if not used:
+            self._pruned = generation
 
     async def _try(self, call: Call[AnswerT], address: str, end_s: float) -> AnswerT:
         if self._streams is not None and call.method == calls.LOOKUP_METHOD:
@@ -239,12 +275,15 @@ class DirectoryClient:
         remaining_s = end_s - time.monotonic()
         if remaining_s <= 0:
             raise DeadlineExceeded(f"{address}: the deadline passed before the call")
+        self._using[address] += 1
         try:
             response = await method(call.request, timeout=remaining_s)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNAVAILABLE:
                 self._doubt(address)
             raise from_rpc_error(error, target=address) from error
+        finally:
+            self._using[address] -= 1
         return call.read(response)
 
     async def _connected(self, address: str, end_s: float) -> grpc.aio.Channel:

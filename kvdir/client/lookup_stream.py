@@ -20,6 +20,7 @@ import asyncio
 import itertools
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -69,6 +70,11 @@ class LookupStreams:
         if answer.error:
             raise from_words(answer.error)
         return answer
+
+    def forget(self, gone: Callable[[str], bool]) -> None:
+        """Ends the streams to addresses that are gone, behind the last answer that is waited for."""
+        for address in [address for address in self._streams if gone(address)]:
+            self._streams.pop(address).retire()
 
     async def close(self) -> None:
         """Ends the streams; lookups under way fail."""
@@ -120,6 +126,11 @@ class _Stream:
             timer.cancel()
             self._waiting.pop(id, None)
 
+    def retire(self) -> None:
+        """Nothing new is sent; what is waited for still comes."""
+        self.usable = False
+        self._rouse()
+
     async def run(self) -> None:
         """The call, from connecting to its end, which ends whatever waits."""
         error: Exception = Unavailable(f"{self._address}: the client was closed")
@@ -167,8 +178,7 @@ class _Stream:
                 if answer is not None and not answer.done():
                     answer.set_result(item.lookup)
             if message.draining:
-                self.usable = False
-                self._rouse()
+                self.retire()
 
     async def _write(self, call: Any) -> None:
         """Until cancelled, or the call has ended, which the reader learns too, with the reason."""

@@ -1,6 +1,7 @@
 """The blocking client of the coordinator: the same verbs as aio.DirectoryClient, for scripts and engines without a loop.
 
-Thread-safe: gRPC's blocking channels are, and what is kept beside them changes in single steps.
+Thread-safe: gRPC's blocking channels are, and what is kept beside them changes in single steps. Connections to coordinators
+that are listed no more stay open until `close`: another thread may be using them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import grpc
 from kvdir.client import calls
 from kvdir.client.addresses import Addresses
 from kvdir.client.calls import Call, Reconciled
+from kvdir.client.discovery import Discovery
 from kvdir.client.lookup_stream import NoStream
 from kvdir.client.lookup_stream_sync import Asked, LookupStreams
 from kvdir.client.race import Race, RaceCounters
@@ -43,7 +45,7 @@ class Client:
 
     def __init__(
         self,
-        addresses: str | Sequence[str],
+        addresses: str | Sequence[str] | Discovery,
         *,
         name: str = "",
         deadline_s: float = 2.0,
@@ -52,7 +54,10 @@ class Client:
         stream: bool = True,
     ) -> None:
         self.races = RaceCounters()
-        self._addresses = Addresses(addresses, name=name)
+        self._addresses = Addresses(name=name)
+        self._discovery = addresses if isinstance(addresses, Discovery) else Discovery(addresses)
+        self._owns_discovery = self._discovery is not addresses
+        self._unsubscribe = self._discovery.subscribe(self._addresses.replace)
         self._deadline_s = deadline_s
         self._connect_timeout_s = connect_timeout_s
         self._options = client_options(max_message_bytes=max_message_bytes)
@@ -69,6 +74,9 @@ class Client:
 
     def close(self) -> None:
         """Closes the connections; calls under way fail."""
+        self._unsubscribe()
+        if self._owns_discovery:
+            self._discovery.close()
         if self._streams is not None:
             self._streams.close()
         channels, self._channels = self._channels, {}
@@ -133,6 +141,7 @@ class Client:
     ) -> Iterator[DumpPart]:
         """The whole directory of one coordinator, part by part."""
         end_s = time.monotonic() + deadline_s
+        self._wait_known(end_s)
         address = self._addresses.order(now_s=time.monotonic())[0]
         method = self._connected(address, end_s).unary_stream(
             calls.DUMP_METHOD,
@@ -149,6 +158,7 @@ class Client:
     def _call(self, call: Call[AnswerT], deadline_s: float | None) -> AnswerT:
         now_s = time.monotonic()
         end_s = now_s + (self._deadline_s if deadline_s is None else deadline_s)
+        self._wait_known(end_s)
         race = Race(self._addresses, self.races, now_s=now_s, end_s=end_s, hedged=call.hedged)
         if race.hedged:
             return self._hedged(call, race)
@@ -201,6 +211,7 @@ class Client:
     def _everywhere(self, call: Call[AnswerT], deadline_s: float | None) -> list[AnswerT]:
         """Asks all at once; the answers that came. Raises one of the failures when none did."""
         end_s = time.monotonic() + (self._deadline_s if deadline_s is None else deadline_s)
+        self._wait_known(end_s)
         ended: queue.SimpleQueue[str] = queue.SimpleQueue()
         listed = self._addresses.order(now_s=time.monotonic())
         questions = {address: self._begin(call, address, end_s, ended=ended) for address in listed}
@@ -216,6 +227,10 @@ class Client:
         if not answers:
             raise failure
         return answers
+
+    def _wait_known(self, end_s: float) -> None:
+        if not len(self._addresses) and not self._discovery.wait(max(0.0, end_s - time.monotonic())):
+            raise Unavailable(f"no coordinator is known yet: {self._discovery.problem or 'nobody has said any'}")
 
     def _begin(self, call: Call[AnswerT], address: str, end_s: float, *, ended: queue.SimpleQueue[str]) -> _Question:
         """Sends; connecting is part of the question: refused is an error at once, no answer one at the deadline."""

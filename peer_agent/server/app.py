@@ -20,6 +20,7 @@ from typing import Any, Self
 
 import grpc.aio
 
+from kvdir.client.discovery import Discovery
 from kvdir.client.publisher import PublisherIdentity
 from kvdir.core.outbox import OwnerOutbox
 from kvdir.core.sketches import SKETCH_CELLS, OwnerSketches
@@ -111,6 +112,7 @@ class Agent:
         self._clock = time.monotonic
         self._listeners = Listeners(config, self._stack)
         self._draining = False
+        self._discovery: Discovery | None = None
 
     @classmethod
     async def start(cls, config: AgentConfig, *, open_planes: OpenPlanes = open_transports) -> Self:
@@ -154,6 +156,9 @@ class Agent:
         turns = Turns(schedule, clock=self._clock)
         peers = self._build_peers(planes, turns, tasks)
         self._stack.push_async_callback(peers.close)
+        if config.coordinators:
+            self._discovery = discovery = Discovery(config.coordinators)
+            self._stack.push_async_callback(asyncio.to_thread, discovery.close)
         directory = self._build_directory()
         self.reader = Reader(
             self.store,
@@ -303,11 +308,9 @@ class Agent:
         )
 
     def _build_directory(self) -> Coordinators | None:
-        if not self.config.coordinators:
+        if self._discovery is None:
             return None
-        directory = Coordinators(
-            self.config.coordinators, node=self.node, timeout_s=self.config.directory_timeout_s, clock=self._clock
-        )
+        directory = Coordinators(self._discovery, node=self.node, timeout_s=self.config.directory_timeout_s, clock=self._clock)
         self._stack.push_async_callback(directory.close)
         return directory
 
@@ -321,7 +324,7 @@ class Agent:
             agent_version=_version(),
         )
         return Publishing(
-            self.config.coordinators,
+            self._discovery,
             identity,
             outbox,
             self.store,

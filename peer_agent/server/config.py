@@ -11,7 +11,9 @@ import os
 import socket
 from dataclasses import dataclass
 
+from kvdir.client.discovery import parse
 from kvdir.config import setting
+from kvdir.errors import InvalidInput
 from kvdir.rpc.channel import DEFAULT_MAX_MESSAGE_BYTES
 from peer_agent.memory.pages import HugePages
 from peer_agent.transport.tls import TlsFiles
@@ -40,7 +42,10 @@ class AgentConfig:
     numa_node: int = setting(-1, "NUMA node that the arena's memory comes from and the agent runs on; -1: any.")
     arena_path: str = setting("", "File of the arena, on a memory file system. Empty: /dev/shm/kvdir-NODE.", metavar="PATH")
     coordinators: tuple[str, ...] = setting(
-        (), "Coordinators to publish to and ask, all of them. None: this node shares nothing.", metavar="HOST:PORT,..."
+        (),
+        "Coordinators to publish to and ask, all of them: host:port, dns:///name:port, k8s:///service.namespace:port. "
+        "None: this node shares nothing. See docs/high-availability.md.",
+        metavar="HOST:PORT,...",
     )
 
     listen: str = setting("127.0.0.1:7410", "Where other agents reach us (gRPC); port 0 takes a free one.", metavar="HOST:PORT")
@@ -135,6 +140,11 @@ class AgentConfig:
             out.append(f"transports: {', '.join(unknown) or 'none given'}; known: {', '.join(TRANSPORTS)}")
         if not 0 <= self.event_loss < 1:
             out.append("event_loss: must be at least 0 and below 1")
+        if self.coordinators:
+            try:
+                parse(self.coordinators)
+            except InvalidInput as error:
+                out.append(f"coordinators: {error}")
         tls = {name: getattr(self, name) for name in ("data_tls_cert", "data_tls_key", "data_tls_ca")}
         if any(tls.values()) and not all(tls.values()):
             missing = " and ".join(name for name, value in tls.items() if not value)

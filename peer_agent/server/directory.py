@@ -8,9 +8,10 @@ tries, and the others go on skipping until it has had an answer. What is refused
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from kvdir.client.aio import DirectoryClient
+from kvdir.client.discovery import Discovery
 from kvdir.core.feedback import StaleReport
 from kvdir.errors import DeadlineExceeded, Unavailable
 from kvdir.fingerprint import Fingerprints
@@ -29,8 +30,8 @@ FAIR_S = 0.02
 class Coordinators:
     """Implements peer_agent.server.load.Directory over any of several coordinators. timeout_s: the longest any call waits."""
 
-    def __init__(self, addresses: Sequence[str], *, node: str, timeout_s: float, clock: Callable[[], float]) -> None:
-        self._client = DirectoryClient(addresses, name=node, deadline_s=timeout_s, connect_timeout_s=timeout_s)
+    def __init__(self, coordinators: Discovery, *, node: str, timeout_s: float, clock: Callable[[], float]) -> None:
+        self._client = DirectoryClient(coordinators, name=node, deadline_s=timeout_s, connect_timeout_s=timeout_s)
         self._node = node
         self._timeout_s = timeout_s
         self._clock = clock

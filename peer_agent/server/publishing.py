@@ -2,7 +2,9 @@
 
 Rules: a coordinator that is away costs nothing but its publisher's patience; of coordinators that share a store one is spoken
 to, and the others stand by (kvdir/client/standby.py); a fenced epoch stops publishing, says so, and the agent goes on serving
-its engines and the peers that still ask. Does not: number or keep events (kvdir/core/outbox.py).
+its engines and the peers that still ask. A coordinator that is listed no more is left without a goodbye: it may still serve
+others, our blocks are still there, and after a goodbye this epoch could never publish to it again (docs/adr/0015).
+Does not: number or keep events (kvdir/core/outbox.py), or find coordinators (kvdir/client/discovery.py).
 """
 
 from __future__ import annotations
@@ -10,8 +12,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
 
+from kvdir.client.discovery import Discovery
 from kvdir.client.publisher import Publisher, PublisherIdentity, PublisherStats
 from kvdir.client.standby import Standby
 from kvdir.core.event import Event, EvictRequest, EvictResult, HeartbeatFigures, OwnerCount
@@ -32,7 +37,7 @@ class Publishing:
 
     def __init__(
         self,
-        addresses: Sequence[str],
+        coordinators: Discovery | None,
         identity: PublisherIdentity,
         outbox: OwnerOutbox,
         store: Store,
@@ -47,47 +52,68 @@ class Publishing:
         self._read_bytes_per_s = read_bytes_per_s
         self._outbox = outbox
         self._node = identity.node
-        standby = Standby()
-        self._publishers = [
-            Publisher(
-                address,
-                identity,
-                outbox,
-                snapshot=self._snapshot,
-                heartbeat=self._heartbeat,
-                on_fenced=self._fenced,
-                evict=self._evict,
-                loss=loss,
-                rng=rng,
-                standby=standby,
-            )
-            for address in addresses
-        ]
-        self._running: list[asyncio.Task[None]] = []
+        self._coordinators = coordinators
+        self._new_publisher = partial(
+            Publisher,
+            identity=identity,
+            outbox=outbox,
+            snapshot=self._snapshot,
+            heartbeat=self._heartbeat,
+            on_fenced=self._fenced,
+            evict=self._evict,
+            loss=loss,
+            rng=rng,
+            standby=Standby(),
+        )
+        self._publishers: dict[str, tuple[Publisher, asyncio.Task[None]]] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        self._unsubscribe: Callable[[], None] = lambda: None
         self._leaving = False
         self.fenced = ""
 
     def start(self) -> None:
-        self._running = [
-            asyncio.create_task(publisher.run(), name=f"publisher-{publisher.stats().address}")
-            for publisher in self._publishers
-        ]
+        """Publishes to every coordinator that is known, and from now on to those that come."""
+        if self._coordinators is not None:
+            loop = asyncio.get_running_loop()
+            self._unsubscribe = self._coordinators.subscribe(partial(_tell, loop, self._changed))
+            self._changed(self._coordinators.addresses)
 
     async def leave(self, *, timeout_s: float) -> None:
         """Says goodbye to all coordinators, within timeout_s."""
+        self._unsubscribe()
         self._leaving = True
-        for publisher in self._publishers:
+        running = [task for _, task in self._publishers.values()]
+        for publisher, _ in self._publishers.values():
             publisher.leave()
-        if self._running:
-            await asyncio.wait(self._running, timeout=timeout_s)
-        for task in self._running:
+        if running:
+            await asyncio.wait(running, timeout=timeout_s)
+        for task in running:
             task.cancel()
-        for result in await asyncio.gather(*self._running, return_exceptions=True):
-            if isinstance(result, Exception):
-                log.error("a publisher failed", exc_info=result)
+        await asyncio.gather(*running, *self._ending, return_exceptions=True)
 
     def stats(self) -> list[PublisherStats]:
-        return [publisher.stats() for publisher in self._publishers]
+        return [publisher.stats() for publisher, _ in self._publishers.values()]
+
+    def _changed(self, addresses: tuple[str, ...]) -> None:
+        """These are the coordinators now."""
+        if self._leaving:
+            return
+        for address in [address for address in self._publishers if address not in addresses]:
+            _, task = self._publishers.pop(address)
+            task.cancel()
+            self._ending.add(task)
+            say(log, logging.WARNING, "coordinator is listed no more", address=address)
+        for address in addresses:
+            if address not in self._publishers:
+                publisher = self._new_publisher(address)
+                task = asyncio.create_task(publisher.run(), name=f"publisher-{address}")
+                task.add_done_callback(self._ended)
+                self._publishers[address] = publisher, task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._ending.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("a publisher failed", exc_info=task.exception())
 
     def in_words(self) -> str:
         """For people: "synced", or what stands in the way, worst first."""
@@ -95,7 +121,7 @@ class Publishing:
             return f"fenced: {self.fenced}"
         stats = self.stats()
         if not stats:
-            return "no coordinator configured"
+            return "no coordinator configured" if self._coordinators is None else f"none found: {self._coordinators.problem}"
         speaking = [item for item in stats if not item.standby]
         away = [item for item in speaking if not item.connected]
         if away:
@@ -162,3 +188,9 @@ class Publishing:
             oldest_use_ms=int(1000 * self._store.oldest_use_s()),
             read_bytes_per_s=int(self._read_bytes_per_s()),
         )
+
+
+def _tell(loop: asyncio.AbstractEventLoop, listener: Callable[[tuple[str, ...]], None], addresses: tuple[str, ...]) -> None:
+    """From the thread of a source to our loop, if it still runs."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(listener, addresses)

@@ -16,6 +16,7 @@ import pytest
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import NodeTrust, StreamState
 from kvdir.rpc.lookup_codec import encode_fingerprints
+from kvdir.testing.served import Served, serving
 from kvdir.testing.wait import eventually
 from peer_agent.core.effects import LoadStatus
 from peer_agent.core.records import BLOCK_RECORD
@@ -118,7 +119,7 @@ async def test_dead_peer_costs_one_connect_not_one_per_load(directory: Path):
         # The agent is gone, but no goodbye reached the directory: it still names it.
         agent = cluster.agents.pop("a")
         agent.publishing._leaving = True
-        for task in agent.publishing._running:
+        for _, task in agent.publishing._publishers.values():
             task.cancel()
         await agent.close()
         failures = cluster.agents["b"].reader.counters
@@ -127,6 +128,35 @@ async def test_dead_peer_costs_one_connect_not_one_per_load(directory: Path):
             result = await reader.load(fingerprints, into=into)
             assert result.hits == 0
         assert failures.peer_failures == 1
+
+
+async def test_agent_follows_the_list_of_coordinators_when_it_changes(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is listed no more is left without a goodbye: it still names our blocks, and takes us back when it returns."""
+    listed: list[str] = []
+    monkeypatch.setattr("kvdir.client.discovery.REFRESH_S", 0.02)
+    monkeypatch.setattr("kvdir.client.discovery.resolve_name", lambda name, port: list(listed))
+    async with serving() as first, serving() as second, local_cluster(directory, coordinator=False) as cluster:
+
+        def synced(*where: Served) -> bool:
+            known = [served.coordinator.directory.nodes.get("a") for served in where]
+            streams = [node.stream for node in known if node is not None and node.stream is not None]
+            return [stream.cursor.state for stream in streams] == [StreamState.SYNCED] * len(where)
+
+        agent = await cluster.start_agent("a", coordinators=("dns:///coordinators:1",))
+        assert "none found" in agent.publishing.in_words()
+        listed[:] = [first.address]
+        await eventually(lambda: synced(first), what="published to the first")
+        engine, mine = await cluster.engine("a"), cluster.blocks.chain(5)
+        await engine.store(mine, cluster.blocks.data(mine))
+        listed[:] = [first.address, second.address]
+        await eventually(lambda: synced(first, second), what="and to the second")
+        listed[:] = [second.address]
+        await eventually(lambda: len(agent.publishing.stats()) == 1, what="the first is left")
+        answer = await first.client.lookup(cluster.namespace.digest, mine)
+        assert answer.hits == 5, "its hints stay"
+        listed[:] = [second.address, first.address]
+        await eventually(lambda: len(agent.publishing.stats()) == 2 and synced(first, second), what="both again")
+        assert not agent.publishing.fenced
 
 
 async def test_lock_for_another_epoch_is_refused(directory: Path):
