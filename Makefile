@@ -38,6 +38,10 @@ demo: setup ## Four agents and a coordinator move real bytes for a real trace (A
 test: setup ## All tests (ARGS="-k name" for some)
 	$(BIN)/python -m pytest -q $(ARGS)
 
+test-redis: setup ## Tests with real Redis and Valkey servers, which it installs if it may (ARGS="-k name")
+	@tests/redis/install.sh
+	$(BIN)/python -m pytest -q -m redis tests/redis $(ARGS)
+
 soak: setup ## Random histories of a simulated cluster (DURATION_S=120; ARGS="--seed 7")
 	$(BIN)/python -m kvdir.testing.sim --duration-s $(DURATION_S) $(ARGS)
 
@@ -99,4 +103,4 @@ wheel: setup ## Build the abi3 wheel into dist/
 clean: ## Remove everything that was built
 	rm -rf $(VENV) $(PEERS) build dist *.egg-info $(NATIVE) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-.PHONY: help setup demo test soak test-native lint fmt proto verify-proto docs verify-docs check bench bench-read wheel clean
+.PHONY: help setup demo test test-redis soak test-native lint fmt proto verify-proto docs verify-docs check bench bench-read wheel clean

@@ -4,7 +4,7 @@ Owns the contract (`BlockStore`), its values and its errors. `kvdir.testing.chec
 implementation: memory.py keeps blocks in the native index of one process, redis.py in Redis or Valkey (docs/redis.md, ADR 13).
 
 Rules
-- Blocks are kept per *holder*: a number that the store gives to one (node, epoch, namespace, tier) and never gives again.
+- Blocks are kept per *holder*: a number that the store gives to one (node, epoch, namespace, tier), and to no other later.
 - The *roster* lists the holders. A lookup answers only holders that are listed and visible, so dropping a holder, a node or an
   epoch is one change of the roster, whatever it holds; blocks under numbers that are not listed are swept later.
 - One *writer* per node: `take` gives the node to the caller and fences whoever had it. A write of a fenced writer, and a write
@@ -80,7 +80,7 @@ class HolderRecord:
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """Every listed holder as of `version`; visible or not. Immutable: a change makes another one."""
+    """Every listed holder, visible or not, as of `version` (equal versions are equal rosters). A change makes another one."""
 
     version: int
     holders: Mapping[int, HolderRecord]
@@ -90,14 +90,16 @@ class Roster:
 class Writer:
     """The right to write what `node` holds; from `take`. token: larger than that of every earlier writer of the node.
 
-    writes: how many writes were begun; later ones fence earlier ones that are still under way. The caller awaits one write
-    before it begins the next.
+    writes: how many writes were begun; later ones fence earlier ones that are still under way. acknowledged: the newest that
+    each part of the store has confirmed, so that a part that went back in time is found out; both are the store's business.
+    The caller awaits one write before it begins the next.
     """
 
     node: str
     epoch: int
     token: int
     writes: int = 0
+    acknowledged: dict[int, int] = field(default_factory=dict)
 
 
 class ChangeKind(enum.IntEnum):
@@ -253,7 +255,9 @@ class BlockStore(Protocol):
     async def write(self, writer: Writer, changes: Sequence[Change], *, deadline_s: float) -> tuple[int, ...]:
         """Applies the changes in order. Returns per change how many blocks it changed. Raises Fenced, StoreFull, ValueError.
 
-        After a failure the same changes may be written again; what the first attempt did is then not counted.
+        StoreLost when writes that were acknowledged to this writer are gone, or the store is. Without changes it only looks
+        for that. After StoreUnavailable or StoreFull the same changes may be written again; what the first attempt did is
+        then not counted.
         """
 
     async def retract(self, holder: int, packed: Packed, width: int, *, scope: int, deadline_s: float) -> int:

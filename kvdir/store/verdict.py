@@ -1,0 +1,68 @@
+"""What an error reply means: try again, or which of the store's errors it is. Pure.
+
+Owns the table of error words of Redis 7 and Valkey, and of ours (KV..., from the functions).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvdir.errors import KvdirError
+from kvdir.store.base import Fenced, StoreFull, StoreLost, StoreRefused, StoreUnavailable
+from kvdir.store.resp import ReplyError
+
+_LATER = frozenset({"TRYAGAIN", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "READONLY", "NOREPLICAS", "BUSY", "MISCONF"})
+_DENIED = frozenset({"NOAUTH", "WRONGPASS", "NOPERM"})
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Try again. elsewhere: who serves the slot has changed. ask: only this once, at that address."""
+
+    reason: str
+    elsewhere: bool = False
+    ask: tuple[str, int] | None = None
+    load: bool = False
+
+
+def judge(error: ReplyError, where: str) -> Again | KvdirError:
+    """What to do about an error reply of the server at `where`. Never shows an argument of the command."""
+    kind, rest = error.kind, error.rest
+    match kind:
+        case "MOVED":
+            return Again("moved", elsewhere=True)
+        case "ASK":
+            return Again("ask", ask=address_of(rest.rpartition(" ")[2]))
+        case "KVLOST":
+            return StoreLost(f"{where}: {rest}: take the node again and compare counts, or open the store again")
+        case "KVFENCED":
+            return Fenced(f"{where}: {rest}")
+        case "KVTAKEN":
+            return StoreUnavailable(f"{where}: {rest}: try again, with another number")
+        case "KVLATE":
+            return StoreUnavailable(f"{where}: {rest}: this one was overtaken, so it changed nothing")
+        case "OOM":
+            return StoreFull(
+                f"{where} has reached its maxmemory and evicts nothing: raise maxmemory, add masters, or hold fewer blocks"
+            )
+        case "WRONGTYPE":
+            return StoreRefused(
+                f"{where}: another application uses our keys: choose another prefix (…?prefix=name) or database"
+            )
+    if kind in _LATER:
+        return Again(kind.lower(), elsewhere=kind in ("READONLY", "CLUSTERDOWN", "MASTERDOWN"))
+    if kind in _DENIED or "ACL failure" in rest:
+        return StoreRefused(f"{where} does not let us in or do this ({kind}): check user, password and ACL of the store URL")
+    if rest.startswith("Function not found"):
+        return Again("no-functions", load=True)
+    if "non local key" in rest:  # the slot is being moved to another master
+        return Again("migrating", elsewhere=True)
+    if rest.lower().startswith("unknown command"):
+        return StoreRefused(f"{where} knows no functions: kvdir needs Redis 7.0 or Valkey 7.2, or newer")
+    return StoreRefused(f"{where}: {error}")
+
+
+def address_of(text: str) -> tuple[str, int]:
+    """host:port as redirections have it; IPv6 unbracketed, a cluster-bus port after "@" ignored."""
+    host, _, port = text.partition("@")[0].rpartition(":")
+    return host, int(port)

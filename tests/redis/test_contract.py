@@ -1,0 +1,48 @@
+"""The contract of the block store, run against a real Redis server, a six-process cluster, Sentinels, and Valkey."""
+
+import itertools
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+
+from kvdir.store import BlockStore, make_store
+from kvdir.testing.check_directory_store import CHECKS, D, Open
+from kvdir.testing.redis_servers import redis_cluster, redis_sentinel, redis_server, valkey_program
+
+pytestmark = pytest.mark.redis
+
+KINDS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "single": redis_server,
+    "cluster": redis_cluster,
+    "sentinel": redis_sentinel,
+    "valkey": lambda: redis_server(program=valkey_program()),
+}
+_prefixes = itertools.count()
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def url(request: pytest.FixtureRequest) -> Iterator[str]:
+    with KINDS[request.param]() as servers:
+        yield servers.url
+
+
+@pytest.fixture
+async def opened(url: str) -> AsyncIterator[Open]:
+    """Opens stores over one prefix, which is empty."""
+    address, stores = f"{url}?prefix=test{next(_prefixes)}", list[BlockStore]()
+
+    async def open_one() -> BlockStore:
+        stores.append(make_store(address))
+        await stores[-1].open(deadline_s=D)
+        return stores[-1]
+
+    yield open_one
+    for store in stores:
+        await store.close()
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+async def test_contract(check: Callable[[Open], Coroutine[Any, Any, None]], opened: Open) -> None:
+    await check(opened)
