@@ -113,8 +113,8 @@ class ReplicaReader:
     def _current(self, now_ns: int) -> tuple[RegionDirectory | None, Beat | None]:
         """What is open, and what its writer said last; looked for anew when it is of no use any more."""
         region = self._region
-        beat = None if region is None or region.stale else region.beat()
-        if beat is None or self._dead(beat, now_ns):
+        beat = None if region is None else region.beat()
+        if region is None or beat is None or region.stale or self._dead(beat, now_ns):
             return self._look_again(region, beat, now_ns)
         return region, beat
 

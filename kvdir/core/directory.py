@@ -126,7 +126,7 @@ class Directory:
     def announce(self, stream: Stream, hello: Hello) -> tuple[str, ...]:
         """Namespaces and address of a stream, also in the middle of a call. Returns what was refused, in words."""
         stream.peer_address, stream.started_unix_ms = hello.peer_address, hello.started_unix_ms
-        stream.told_heard_s = float("-inf")
+        stream.untold = True
         refused = []
         for announced in hello.namespaces:
             fault = self.namespaces.announce(announced)
@@ -247,7 +247,7 @@ class Directory:
         self.story.feedback(now_s, report, feedback)
         self.counters.stale_blocks += feedback.removed
         if feedback.removed and stream is not None:
-            stream.told_heard_s = float("-inf")  # of fewer blocks another share is confirmed: mirrors hear of it with the tick
+            stream.untold = True  # of fewer blocks another share is confirmed
         if feedback.ignored_reason:
             self.counters.stale_reports_ignored += 1
         return feedback

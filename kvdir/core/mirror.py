@@ -69,25 +69,26 @@ class Mirrors:
 
     def stream(self, stream: Stream, now_s: float) -> None:
         """It is new, or its trust may be another."""
-        stream.told_state, stream.told_heard_s = stream.cursor.state, stream.cursor.last_heard_s
+        stream.told_state, stream.untold = stream.cursor.state, False
+        stream.forget_trust()  # it may be some milliseconds old
         for mirror in self.each:
             mirror.node(stream.slot, stream, now_s)
 
     def state(self, stream: Stream, now_s: float) -> None:
         """Around every input of a stream: another state is told at once."""
+        stream.untold = True
         if self.each and stream.told_state is not stream.cursor.state:
             self.stream(stream, now_s)
 
     def tick(self, nodes: Iterable[Node], now_s: float) -> None:
-        """Whoever was heard since the last tick, and whoever is not synced, whose reason may be another."""
+        """Whoever had an input since the last tick, and whoever is not synced, whose reason may be another."""
         if not self.each:
             return
         for node in nodes:
             stream = node.stream
             if stream is None:
                 continue
-            cursor = stream.cursor
-            if cursor.last_heard_s != stream.told_heard_s or cursor.state is not StreamState.SYNCED:
+            if stream.untold or stream.cursor.state is not StreamState.SYNCED:
                 self.stream(stream, now_s)
 
     def node_gone(self, slot: int) -> None:

@@ -62,7 +62,7 @@ class Stream:
     compared: it has stated figures of its own. suspects: where those differed at the last comparison. sketchable: it states
     digests. sketch_*: of the last request. unconfirmed_blocks: stored since the owner's sum was last equal to ours.
     met_s: when a reader last met its owner. restored: its holders come from a checkpoint and are hints. slot: of its node.
-    told_*: what mirrors were told last.
+    told_state: what mirrors were told last. untold: something else may have changed since; they hear of it with the tick.
     """
 
     node: str
@@ -92,7 +92,7 @@ class Stream:
     restored: bool = False
     slot: int = 0
     told_state: StreamState | None = None
-    told_heard_s: float = float("-inf")
+    untold: bool = True
     reported: StreamState | None = None
     recent: RecentStores = field(default_factory=RecentStores)
     _trust: NodeTrust | None = None
@@ -119,6 +119,10 @@ class Stream:
             self._confirmed(),
         )
         return self._trust
+
+    def forget_trust(self) -> None:
+        """The next `trust` is made anew."""
+        self._trust = None
 
     def _confirmed(self) -> float:
         blocks = sum(holder.blocks for holder in self.holders.values())

@@ -26,6 +26,7 @@ from kvdir.server.directory_service import DirectoryService
 from kvdir.server.events_service import EventsService
 from kvdir.server.lookup_source import DirectorySource
 from kvdir.server.lookup_stream import LookupStreams
+from kvdir.server.watch_service import add_watch
 from kvdir.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -57,7 +58,7 @@ def build_coordinator(config: CoordinatorConfig) -> Coordinator:
     # A random seed keys the index's mixing function, so that nobody can aim fingerprints at one spot of the table.
     seed = loaded[1] if loaded else secrets.randbits(64)
     directory = loaded[0] if loaded else make(seed)
-    coordinator = Coordinator(config, directory, CoordinatorMetrics(), name=name, version=kvdir.__version__)
+    coordinator = Coordinator(config, directory, CoordinatorMetrics(), name=name, version=kvdir.__version__, seed=seed)
     coordinator.checkpoints = figures
     if config.checkpoint:
         coordinator.checkpointer = Checkpointer(Path(config.checkpoint), directory, figures, seed=seed, name=name)
@@ -78,6 +79,7 @@ def build_server(coordinator: Coordinator) -> tuple[grpc.aio.Server, health.aio.
     coordinator.on_drain.append(streams.drain)
     service = DirectoryService(source, streams, max_fingerprints=config.max_fingerprints)
     directory_pb2_grpc.add_DirectoryServicer_to_server(service, server)
+    add_watch(server, coordinator.watching, stall_s=config.watch_stall_s)
     events_pb2_grpc.add_EventsServicer_to_server(EventsService(coordinator), server)
     admin_pb2_grpc.add_AdminServicer_to_server(AdminService(coordinator), server)
     healthy = health.aio.HealthServicer()

@@ -38,6 +38,11 @@ class CoordinatorConfig:
     max_sketches: int = setting(
         32, "Sketches asked for at the same time; a coordinator that finds more streams wrong lets them wait."
     )
+    max_watchers: int = setting(1_024, "Replicas that may watch at once (Directory.Watch).")
+    watch_log_bytes: int = setting(
+        64 * 2**20, "Changes kept for replicas, while there are any; one that falls behind them is cut off and begins anew."
+    )
+    watch_stall_s: float = setting(10.0, "A replica that takes nothing for so long although something waits for it is cut off.")
     max_snapshots: int = setting(4, "Snapshots taken in at the same time; others wait, flagged untrusted.")
     heartbeat_interval_ms: int = setting(1_000, "How often agents are asked to send heartbeats.")
     credit_events: int = setting(8_192, "Events an agent may have under way without an acknowledgement.")
@@ -92,11 +97,15 @@ class CoordinatorConfig:
             "max_namespaces",
             "max_sketches",
             "max_snapshots",
+            "max_watchers",
+            "watch_stall_s",
             "credit_events",
             "max_deadline_s",
         ):
             if getattr(self, field) <= 0:
                 out.append(f"{field}: must be above 0")
+        if self.watch_log_bytes < 2**20:
+            out.append("watch_log_bytes: must be at least 1048576, or replicas are cut off at every burst")
         for field in ("quota_interval_s", "quota_max_blocks", "checkpoint_every_s"):
             if getattr(self, field) <= 0:
                 out.append(f"{field}: must be above 0")

@@ -35,16 +35,27 @@ from kvdir.rpc.event_codec import encode_evict_request, encode_sketch_request
 from kvdir.server.checkpoint import Checkpointer, CheckpointFigures
 from kvdir.server.config import CoordinatorConfig
 from kvdir.server.connections import Connections
+from kvdir.server.watching import Watching
 from kvdir.v1 import events_pb2
 
 log = logging.getLogger("kvdir.coordinator")
 
 
 class Coordinator:
-    """What the services are about. `draining`: no new streams. on_drain: who else wants to be told when that begins."""
+    """What the services are about. `draining`: no new streams. on_drain: who else wants to be told when that begins.
+
+    seed: of the directory's index, for replicas.
+    """
 
     def __init__(
-        self, config: CoordinatorConfig, directory: Directory, metrics: CoordinatorMetrics, *, name: str, version: str
+        self,
+        config: CoordinatorConfig,
+        directory: Directory,
+        metrics: CoordinatorMetrics,
+        *,
+        name: str,
+        version: str,
+        seed: int = 0,
     ) -> None:
         self.config = config
         self.directory = directory
@@ -57,6 +68,8 @@ class Coordinator:
         self.checkpoints = CheckpointFigures()
         self.checkpointer: Checkpointer | None = None
         self.quotas = QuotaKeeper(config.quotas())
+        self.watching = Watching(directory, config, seed=seed, name=name)
+        self.on_drain.append(self.watching.drain)
         self._waiters: defaultdict[str, list[asyncio.Future[None]]] = defaultdict(list)
 
     def now_s(self) -> float:
@@ -77,6 +90,7 @@ class Coordinator:
         self.execute(self.quotas.tick(self.directory, now_s=now_s))
         for connection in self.connections:
             connection.flush()
+        self.watching.tick()
 
     def execute(self, effects: Iterable[Effect]) -> None:
         """Does what the core wants done. What cannot be delivered is dropped: the core's deadlines cover it."""

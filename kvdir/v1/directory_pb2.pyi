@@ -153,7 +153,7 @@ class WatchResponse(_message.Message):
     def __init__(self, welcome: _Optional[_Union[WatchWelcome, _Mapping]] = ..., items: _Optional[_Iterable[_Union[WatchItem, _Mapping]]] = ..., position: _Optional[int] = ..., beat: _Optional[_Union[WatchBeat, _Mapping]] = ..., end: _Optional[_Union[WatchEnd, _Mapping]] = ...) -> None: ...
 
 class WatchWelcome(_message.Message):
-    __slots__ = ("protocol_version", "coordinator", "log_id", "snapshot", "seed", "blocks", "beat_interval_ms")
+    __slots__ = ("protocol_version", "coordinator", "log_id", "snapshot", "seed", "blocks", "beat_interval_ms", "stale_after_ms", "expire_after_ms")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_FIELD_NUMBER: _ClassVar[int]
     LOG_ID_FIELD_NUMBER: _ClassVar[int]
@@ -161,6 +161,8 @@ class WatchWelcome(_message.Message):
     SEED_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     BEAT_INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
+    STALE_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    EXPIRE_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     coordinator: str
     log_id: int
@@ -168,7 +170,9 @@ class WatchWelcome(_message.Message):
     seed: int
     blocks: int
     beat_interval_ms: int
-    def __init__(self, protocol_version: _Optional[int] = ..., coordinator: _Optional[str] = ..., log_id: _Optional[int] = ..., snapshot: bool = ..., seed: _Optional[int] = ..., blocks: _Optional[int] = ..., beat_interval_ms: _Optional[int] = ...) -> None: ...
+    stale_after_ms: int
+    expire_after_ms: int
+    def __init__(self, protocol_version: _Optional[int] = ..., coordinator: _Optional[str] = ..., log_id: _Optional[int] = ..., snapshot: bool = ..., seed: _Optional[int] = ..., blocks: _Optional[int] = ..., beat_interval_ms: _Optional[int] = ..., stale_after_ms: _Optional[int] = ..., expire_after_ms: _Optional[int] = ...) -> None: ...
 
 class WatchItem(_message.Message):
     __slots__ = ("node", "holder", "stored", "removed", "dropped", "page", "snapshot_end", "namespace", "heard", "namespace_gone")
@@ -221,14 +225,12 @@ class WatchHolder(_message.Message):
     def __init__(self, number: _Optional[int] = ..., node_slot: _Optional[int] = ..., namespace_digest: _Optional[bytes] = ..., tier: _Optional[_Union[_common_pb2.Tier, str]] = ..., visible: bool = ...) -> None: ...
 
 class WatchBlocks(_message.Message):
-    __slots__ = ("holder", "fingerprints", "age_s")
+    __slots__ = ("holder", "packed")
     HOLDER_FIELD_NUMBER: _ClassVar[int]
-    FINGERPRINTS_FIELD_NUMBER: _ClassVar[int]
-    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    PACKED_FIELD_NUMBER: _ClassVar[int]
     holder: int
-    fingerprints: _common_pb2.Fingerprints
-    age_s: int
-    def __init__(self, holder: _Optional[int] = ..., fingerprints: _Optional[_Union[_common_pb2.Fingerprints, _Mapping]] = ..., age_s: _Optional[int] = ...) -> None: ...
+    packed: bytes
+    def __init__(self, holder: _Optional[int] = ..., packed: _Optional[bytes] = ...) -> None: ...
 
 class WatchDropped(_message.Message):
     __slots__ = ("holder",)
@@ -263,16 +265,18 @@ class WatchHeard(_message.Message):
     def __init__(self, packed: _Optional[bytes] = ...) -> None: ...
 
 class WatchBeat(_message.Message):
-    __slots__ = ("head", "behind_us", "warming", "incomplete")
+    __slots__ = ("head", "behind_us", "warming", "incomplete", "credit_bytes")
     HEAD_FIELD_NUMBER: _ClassVar[int]
     BEHIND_US_FIELD_NUMBER: _ClassVar[int]
     WARMING_FIELD_NUMBER: _ClassVar[int]
     INCOMPLETE_FIELD_NUMBER: _ClassVar[int]
+    CREDIT_BYTES_FIELD_NUMBER: _ClassVar[int]
     head: int
     behind_us: int
     warming: bool
     incomplete: bool
-    def __init__(self, head: _Optional[int] = ..., behind_us: _Optional[int] = ..., warming: bool = ..., incomplete: bool = ...) -> None: ...
+    credit_bytes: int
+    def __init__(self, head: _Optional[int] = ..., behind_us: _Optional[int] = ..., warming: bool = ..., incomplete: bool = ..., credit_bytes: _Optional[int] = ...) -> None: ...
 
 class WatchEnd(_message.Message):
     __slots__ = ("reason", "begin_anew")

@@ -1,0 +1,370 @@
+"""Keeps a replica: a region on this host that holds what some coordinator's directory holds, for lookups without a call.
+
+Rules:
+- any coordinator will do; one that answers is followed until it fails, then the next, at its position if it is the same log;
+- another log means a snapshot, into a region beside the one that is served; that one is served on, visibly ageing, until the
+  new one is whole, and while its coordinator is still warming (at most WARM_WAIT_S): no hits vanish for a fail-over;
+- whatever fails is a reason in `figures`, and another try; nothing of it reaches the engine;
+- every wait ends: a coordinator that says nothing for `silence_s` (it sends beats) is given up.
+Interleaving: one task follows, one writes the beat page; both on one loop, and a message is applied in pieces of YIELD_BLOCKS,
+between which others run. Applying: core/replica.py. Reading: client/attached.py. Reasons: docs/adr/0011.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+
+from kvdir.client.addresses import Addresses
+from kvdir.client.publisher import Backoff
+from kvdir.core.feed_items import Page, Removed, Response, Start, Stored, Welcome
+from kvdir.core.region_roster import RegionRoster
+from kvdir.core.replica import CreditLine, FeedFault, ReplicaState, expected_blocks
+from kvdir.core.roster import Beat
+from kvdir.errors import KvdirError, RemoteProtocolError
+from kvdir.index import RegionError, RegionIndex, create_region
+from kvdir.rpc.channel import DEFAULT_MAX_MESSAGE_BYTES, client_options, wait_ready
+from kvdir.rpc.status import from_rpc_error
+from kvdir.rpc.watch_codec import decode_response, encode_credit, encode_start
+from kvdir.v1 import directory_pb2
+
+log = logging.getLogger("kvdir.replica")
+
+BEAT_S: Final = 0.1
+WARM_WAIT_S: Final = 10.0
+YIELD_BLOCKS: Final = 8_192
+METHOD: Final = "/kvdir.v1.Directory/Watch"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaFigures:
+    """What there is now, and counters since the start. lag_s: infinite before the first copy is whole.
+
+    source: the coordinator that the served copy came from. faults: feeds that made no sense. lost_blocks: for want of room.
+    """
+
+    complete: bool
+    connected: bool
+    source: str
+    lag_s: float
+    blocks: int
+    bytes: int
+    nodes: int
+    position: int
+    incomplete: bool
+    warming: bool
+    calls: int
+    snapshots: int
+    resumes: int
+    ends: int
+    faults: int
+    received_bytes: int
+    applied_blocks: int
+    lost_blocks: int
+    last_error: str
+
+
+@dataclass(slots=True)
+class _Counters:
+    calls: int = 0
+    snapshots: int = 0
+    resumes: int = 0
+    ends: int = 0
+    faults: int = 0
+    received_bytes: int = 0
+    applied_blocks: int = 0
+    lost_blocks: int = 0
+
+
+@dataclass(slots=True)
+class _Copy:
+    """A region, what was applied to it, and where that came from."""
+
+    region: RegionIndex
+    roster: RegionRoster
+    state: ReplicaState
+    source: str
+
+
+class Replica:
+    """See the module docstring. `open` takes the path, `run` works until cancelled.
+
+    addresses: of coordinators; an `Addresses` may change meanwhile. digests: of namespaces; none: all. name: who watches.
+    max_bytes: of the region's file, of which there are two during a snapshot; 0: no limit. window_bytes: under way at most.
+    """
+
+    def __init__(
+        self,
+        addresses: Addresses | str | Sequence[str],
+        *,
+        path: str | PathLike[str],
+        digests: Sequence[bytes] = (),
+        name: str = "",
+        max_bytes: int = 0,
+        mode: int = 0o600,
+        window_bytes: int = 4 * 2**20,
+        connect_timeout_s: float = 1.0,
+        silence_s: float = 2.0,
+        backoff: Backoff | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._addresses = addresses if isinstance(addresses, Addresses) else Addresses(addresses, name=name)
+        self._path = path
+        self._digests = frozenset(digests)
+        self._name = name
+        self._max_bytes = max_bytes
+        self._mode = mode
+        self._window_bytes = window_bytes
+        self._connect_timeout_s = connect_timeout_s
+        self._silence_s = silence_s
+        self._backoff = backoff or Backoff()
+        self._rng = rng or random.Random()
+        self._counters = _Counters()
+        self._empty: RegionIndex | None = None
+        self._served: _Copy | None = None
+        self._building: _Copy | None = None
+        self._anew = False
+        self._connected = False
+        self._last_error = ""
+
+    def open(self) -> None:
+        """Takes the path. Raises RegionError: somebody else writes there, no room, no permission."""
+        if self._empty is None:
+            self._empty = create_region(self._path, max_bytes=self._max_bytes, mode=self._mode)
+
+    def close(self) -> None:
+        """The region goes; readers are told."""
+        for copy in (self._building, self._served):
+            if copy is not None:
+                copy.region.close()
+        if self._empty is not None:
+            self._empty.close()
+        self._empty = self._building = self._served = None
+
+    async def run(self) -> None:
+        """Until cancelled. Owns its tasks, connection and regions; leaves none of them behind. Raises RegionError as `open`."""
+        self.open()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._follow(), name="replica-follow")
+                tasks.create_task(self._keep(), name="replica-beat")
+        finally:
+            self.close()
+
+    def figures(self) -> ReplicaFigures:
+        """What there is now."""
+        copy, counters = self._served, self._counters
+        state = copy.state if copy else None
+        stats = copy.region.stats() if copy else None
+        live = [each.state for each in (self._served, self._building) if each is not None]
+        return ReplicaFigures(
+            complete=state is not None,
+            connected=self._connected,
+            source=copy.source if copy else "",
+            lag_s=state.lag_s(time.monotonic()) if state else math.inf,
+            blocks=stats.blocks if stats else 0,
+            bytes=stats.bytes if stats else 0,
+            nodes=state.nodes if state else 0,
+            position=state.position if state else 0,
+            incomplete=state.incomplete if state else False,
+            warming=state.warming if state else True,
+            calls=counters.calls,
+            snapshots=counters.snapshots,
+            resumes=counters.resumes,
+            ends=counters.ends,
+            faults=counters.faults,
+            received_bytes=counters.received_bytes,
+            applied_blocks=counters.applied_blocks + sum(each.blocks_applied for each in live),
+            lost_blocks=counters.lost_blocks + sum(each.blocks_lost for each in live),
+            last_error=self._last_error,
+        )
+
+    # -- following -------------------------------------------------------------------------------------------------------
+
+    async def _follow(self) -> None:
+        failures = 0
+        while True:
+            order = self._addresses.order(now_s=time.monotonic())
+            welcomed = bool(order) and await self._try(order[0])
+            failures = 0 if welcomed else failures + 1
+            order = self._addresses.order(now_s=time.monotonic())
+            if not order or self._addresses.put_off(order[0], now_s=time.monotonic()):
+                await asyncio.sleep(self._backoff.interval_s(failures, self._rng))
+
+    async def _try(self, address: str) -> bool:
+        """One call, from connect to its end. Whether the coordinator welcomed us."""
+        before = self._counters.snapshots + self._counters.resumes
+        try:
+            await self._watch(address)
+        except grpc.RpcError as error:
+            self._failed(str(from_rpc_error(error, target=address)))
+        except FeedFault as error:
+            self._counters.faults += 1
+            self._anew = True
+            for copy in (self._served, self._building):
+                if copy is not None:
+                    copy.state.doubt(str(error))
+            self._failed(f"{address}: {error}")
+        except (KvdirError, RegionError) as error:
+            self._failed(f"{address}: {error}")
+        except TimeoutError:
+            self._failed(f"{address}: nothing heard for {self._silence_s:g} s")
+        except asyncio.InvalidStateError:
+            self._failed(f"{address}: the call ended while writing")
+        finally:
+            self._connected = False
+            self._discard_building()
+        self._addresses.failed(address, now_s=time.monotonic())
+        return self._counters.snapshots + self._counters.resumes > before
+
+    async def _watch(self, address: str) -> None:
+        options = client_options(max_message_bytes=DEFAULT_MAX_MESSAGE_BYTES)
+        async with grpc.aio.insecure_channel(address, options=options) as channel:
+            await wait_ready(channel, target=address, timeout_s=self._connect_timeout_s)
+            call: Any = channel.stream_stream(
+                METHOD, request_serializer=directory_pb2.WatchRequest.SerializeToString, response_deserializer=None
+            )()
+            self._counters.calls += 1
+            async with asyncio.timeout(self._silence_s) as patience:
+                await self._hear(call, address, patience)
+
+    async def _hear(self, call: Any, address: str, patience: asyncio.Timeout) -> None:
+        clock = asyncio.get_running_loop().time
+        credit = CreditLine(self._window_bytes, now_s=time.monotonic())
+        await call.write(encode_start(self._start()))
+        copy: _Copy | None = None
+        while (data := await call.read()) is not grpc.aio.EOF:
+            patience.reschedule(clock() + self._silence_s)
+            response = decode_response(data)
+            credit.received(len(data))
+            self._counters.received_bytes += len(data)
+            if response.welcome is not None:
+                copy = self._welcomed(response.welcome, address, credit)
+                self._silence_s = max(self._silence_s, 10 * response.welcome.beat_interval_s)
+            if copy is not None:
+                await self._apply(copy.state, response, credit)
+                self._swap(copy)
+            if response.end is not None:
+                self._counters.ends += 1
+                self._anew = response.end.begin_anew
+                self._failed(f"{address}: {response.end.reason}")
+                return
+            if copy is None:
+                raise RemoteProtocolError("the coordinator says something before its welcome")
+            if response.beat is not None or credit.due:
+                await call.write(encode_credit(credit.grant(now_s=time.monotonic())))
+        raise RemoteProtocolError("the coordinator ended the call without a word")
+
+    def _start(self) -> Start:
+        served = self._served
+        if served is None or self._anew:
+            return Start(self._name, digests=self._digests, credit_bytes=self._window_bytes)
+        state = served.state
+        return Start(self._name, state.welcome.log_id, state.position, self._digests, self._window_bytes)
+
+    def _welcomed(self, welcome: Welcome, address: str, credit: CreditLine) -> _Copy:
+        self._connected = True
+        self._addresses.answered(address)
+        self._last_error = ""
+        if not welcome.snapshot:
+            served = self._served
+            if served is None or self._anew or welcome.log_id != served.state.welcome.log_id:
+                raise FeedFault("it goes on in a log that we do not follow")
+            self._counters.resumes += 1
+            return served
+        self._counters.snapshots += 1
+        before = self._served.region if self._served else self._empty
+        assert before is not None, "open() comes before run()"
+        region = before.successor(expected_blocks=expected_blocks(welcome), seed=welcome.seed)
+        roster = RegionRoster(region)
+        state = ReplicaState(region, roster, welcome, started_s=credit.sent_s(0))
+        self._building = _Copy(region, roster, state, welcome.coordinator or address)
+        log.info("replica: snapshot of about %d blocks from %s", welcome.blocks, address)
+        return self._building
+
+    async def _apply(self, state: ReplicaState, response: Response, credit: CreditLine) -> None:
+        """A message, with others in between; a message may take milliseconds."""
+        blocks = 0
+        for item in response.items:
+            state.apply(item, time.monotonic())
+            if isinstance(item, Stored | Removed):
+                blocks += len(item.packed) // 8
+            elif isinstance(item, Page):
+                blocks += len(item.keys) // 8
+            if blocks > YIELD_BLOCKS:
+                blocks = 0
+                await asyncio.sleep(0)
+        if response.position:
+            state.reached(response.position)
+        if response.beat is not None:
+            state.beat(response.beat, credit)
+
+    def _swap(self, copy: _Copy) -> None:
+        """Serves a copy that has become whole in place of the older one."""
+        if copy is not self._building or not copy.state.complete:
+            return
+        old, now_s = self._served, time.monotonic()
+        if old is not None and copy.state.warming and old.state.lag_s(now_s) < WARM_WAIT_S:
+            return
+        self._beat(copy)
+        copy.region.publish()  # which retires the older one
+        self._served, self._building, self._anew = copy, None, False
+        if old is not None:
+            self._count(old.state)
+            old.region.close()
+        elif self._empty is not None:
+            self._empty.close()
+            self._empty = None
+        log.info("replica: whole, from %s", copy.source)
+
+    def _discard_building(self) -> None:
+        if self._building is not None:
+            self._count(self._building.state)
+            self._building.region.close()
+            self._building = None
+
+    def _count(self, state: ReplicaState) -> None:
+        self._counters.applied_blocks += state.blocks_applied
+        self._counters.lost_blocks += state.blocks_lost
+
+    def _failed(self, error: str) -> None:
+        if error != self._last_error:
+            log.info("replica: %s", error)
+        self._last_error = error
+
+    # -- the beat page ---------------------------------------------------------------------------------------------------
+
+    async def _keep(self) -> None:
+        """Says regularly how current the served region is, also when nobody sends anything: so its age is seen to grow."""
+        while True:
+            for copy in (self._served, self._building):
+                if copy is not None:
+                    copy.state.tick()
+            if self._served is not None:
+                self._beat(self._served)
+            await asyncio.sleep(BEAT_S)
+
+    def _beat(self, copy: _Copy) -> None:
+        state = copy.state
+        beat = Beat(
+            beat_ns=time.monotonic_ns(),
+            as_of_ns=round(state.as_of_s * 1e9),
+            pid=os.getpid(),
+            source=copy.source,
+            warming=state.warming,
+            incomplete=state.incomplete,
+            stale_after_s=state.welcome.stale_after_s,
+            expire_after_s=state.welcome.expire_after_s,
+        )
+        copy.roster.beat(beat)
