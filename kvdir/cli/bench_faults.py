@@ -111,7 +111,7 @@ class Course:
 
     def _unsettled(self) -> str:
         if self._trusted(VICTIM) and self._trusted(BYSTANDER):
-            return "; ".join(unsettled(self.cluster))
+            return "; ".join(unsettled(self.cluster.sites[0]))
         return "some figure is not trusted"
 
     def _trusted(self, node: int) -> bool:

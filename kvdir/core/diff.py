@@ -17,6 +17,7 @@ from kvdir.core.sketches import SketchPart
 from kvdir.location import NodeTrust, StreamState
 
 _NONE = bytes(16)
+_SILENT_WORDS = "its agent is silent, and what is known of it is left out of lookups, and forgotten, in time"
 _LIVES_WORDS = "the node restarted: whoever still has its old epoch drops it when the new one says hello there"
 
 
@@ -101,14 +102,17 @@ def _row(names: tuple[str, ...], node: str, epoch: int, digest: bytes, tier: int
 
     if len({side.digest for side in abreast if side.exact}) > 1:
         return row(Verdict.DIFFERENT, _different_words(names, sides, newest))
+    silent = all(side.trust.state is StreamState.STALE for side in known)
     if len(known) < len(sides):
         away = " and ".join(name for name, side in zip(names, sides, strict=True) if side is None)
-        return row(Verdict.ABSENT, f"{away} has not met this epoch of {node}: it will when the agent publishes to it")
+        coming = _SILENT_WORDS if silent else "it will when the agent publishes to it"
+        return row(Verdict.ABSENT, f"{away} has not met this epoch of {node}: {coming}")
     if len({side.digest for side in known}) == 1:
         return row(Verdict.EQUAL)
     if behind:
         back = [name for name, side in zip(names, sides, strict=True) if side and side.applied_seq < newest]
-        return row(Verdict.BEHIND, f"{' and '.join(back)} will catch up: what is missing is asked for again")
+        coming = _SILENT_WORDS if silent else "what is missing is asked for again, so it catches up"
+        return row(Verdict.BEHIND, f"{' and '.join(back)} missed something: {coming}")
     return row(Verdict.SETTLING, "some have applied more than the number says, and know it: the agent's next digest settles it")
 
 

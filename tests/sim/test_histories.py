@@ -27,6 +27,16 @@ def test_promises_hold_when_history_is_random(first: int) -> None:
             pytest.fail(f"seed {seed}:\n{verdict(random_story(seed), tries=150)}", pytrace=False)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 200, 50))
+def test_three_coordinators_agree_soon_after_the_healing_when_history_is_random(first: int) -> None:
+    """Partitions between one agent and one coordinator, loss, delay, restarts; then equal digests and the same answers."""
+    for seed in range(first, first + 50):
+        story = random_story(seed, coordinators=3)
+        if violation_of(story) is not None:
+            pytest.fail(f"seed {seed}:\n{verdict(story, tries=150)}", pytrace=False)
+
+
 def test_runs_are_equal_when_seeds_are() -> None:
     story = random_story(4)
     assert tell(story) == tell(story)
@@ -85,6 +95,7 @@ def test_story_is_the_same_when_it_went_through_text() -> None:
         ("cluster nodes=many", "nodes=many"),
         ("garbage 0 loud", "loud"),
         ("coordinator sleeps", "sleeps"),
+        ("at nowhere", "at takes COORDINATOR"),
     ],
 )
 def test_story_is_refused_when_a_line_makes_no_sense(line: str, words: str) -> None:

@@ -60,7 +60,7 @@ def test_verdict_follows_from_sequence_numbers_and_digests(
 def test_words_name_who_is_behind_and_who_repairs() -> None:
     (behind,) = rows(a=stream(5), b=stream(9, 2, b"b" * 16), c=stream(9, 2, b"b" * 16))
     assert behind.behind == 4
-    assert behind.words.startswith("a will catch up")
+    assert behind.words.startswith("a missed something: what is missing is asked for again")
     (different,) = rows(a=stream(5), b=stream(5, 3, b"b" * 16, synced=False))
     assert "a holds 1, b holds 3: b knows, and is repairing it" in different.words
     (unsure,) = rows(a=stream(5), b=stream(5, 3, b"b" * 16))
@@ -71,6 +71,14 @@ def test_old_and_new_epoch_are_explained_when_only_one_has_met_the_new_one() -> 
     found = rows(a=stream(5, epoch=1), b=stream(1, epoch=2))
     assert [row.verdict for row in found] == [Verdict.ABSENT] * 2
     assert all("restarted" in row.words for row in found)
+
+
+def test_agent_that_is_gone_is_not_promised_to_come() -> None:
+    stale = StreamDigest(NodeTrust("n1", 1, StreamState.STALE, "not heard", 9.0, 0, "h:1"), 5, 5, (), True)
+    (row,) = rows(a=stale, b=None)
+    assert row.verdict is Verdict.ABSENT
+    assert "silent" in row.words
+    assert "it will" not in row.words
 
 
 def test_nothing_is_equal_to_nothing() -> None:

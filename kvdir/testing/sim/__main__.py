@@ -29,17 +29,18 @@ PROGRESS_S = 5.0
 @click.option("--seed", type=int, help="Tell the history of this seed; with --duration-s: begin with it.")
 @click.option("--story", "file", type=click.File("r"), help="Tell the story in this file.")
 @click.option("--duration-s", type=float, help="Tell random histories for so many seconds.")
+@click.option("--coordinators", default=1, show_default=True, help="Of random histories.")
 @click.option("--verbose", is_flag=True, help="Show what the daemons log.")
-def main(seed: int | None, file: TextIO | None, duration_s: float | None, verbose: bool) -> None:
+def main(seed: int | None, file: TextIO | None, duration_s: float | None, coordinators: int, verbose: bool) -> None:
     lines = logging.StreamHandler()
     lines.setFormatter(LogfmtFormatter())
     logging.basicConfig(level=logging.INFO if verbose else logging.CRITICAL, handlers=[lines])
     try:
         if duration_s is not None:
-            sys.exit(soak(duration_s, secrets.randbits(40) if seed is None else seed))
+            sys.exit(soak(duration_s, secrets.randbits(40) if seed is None else seed, coordinators=coordinators))
         if file is not None:
             sys.exit(once(Story.parse(file.read())))
-        sys.exit(once(random_story(secrets.randbits(40) if seed is None else seed)))
+        sys.exit(once(random_story(secrets.randbits(40) if seed is None else seed, coordinators=coordinators)))
     except InvalidInput as error:
         raise click.UsageError(str(error)) from None
 
@@ -59,13 +60,13 @@ def once(story: Story) -> int:
     return 0
 
 
-def soak(duration_s: float, seed: int) -> int:
+def soak(duration_s: float, seed: int, *, coordinators: int = 1) -> int:
     """Random histories, from `seed` on, until the time is up or one fails."""
     click.echo(f"histories from seed {seed} on, for {duration_s:g} s", err=True)
     start_s = shown_s = time.monotonic()
     histories = steps = 0
     while (now_s := time.monotonic()) < start_s + duration_s:
-        story = random_story(seed + histories)
+        story = random_story(seed + histories, coordinators=coordinators)
         if violation_of(story) is not None:
             click.echo(f"seed {seed + histories} breaks a promise; shrinking", err=True)
             click.echo(verdict(story))

@@ -16,22 +16,22 @@ from kvdir.testing.sim.network import name_of
 from kvdir.testing.sim.node import Blocks, fingerprints_of
 
 if TYPE_CHECKING:
-    from kvdir.testing.sim.cluster import LocalCluster
+    from kvdir.testing.sim.site import Site
 
 
 class LocalDirectory:
     """What the coordinator believes; `core` is the real thing. `node` is a number or a name."""
 
-    def __init__(self, cluster: LocalCluster) -> None:
-        self._cluster = cluster
+    def __init__(self, site: Site) -> None:
+        self._site = site
 
     @property
     def core(self) -> Directory:
-        return self._cluster.coordinator.directory
+        return self._site.coordinator.directory
 
     def view(self, node: int | str) -> NodeView:
         """KeyError when nothing is known about it."""
-        for view in node_views(self.core, now_s=self._cluster.now_s):
+        for view in node_views(self.core, now_s=self._site.now_s):
             if view.trust.node == name_of(node):
                 return view
         raise KeyError(f"{name_of(node)} is not known to the coordinator")
@@ -42,7 +42,7 @@ class LocalDirectory:
 
     def blocks(self, node: int | str) -> Cumulative:
         """How many blocks the node holds, over all namespaces and tiers: a cumulative figure, with `require_trusted()`."""
-        view, now_s = self.view(node), self._cluster.now_s
+        view, now_s = self.view(node), self._site.now_s
         trust = view.trust
         total = Cumulative(0, trust.state.trusted, now_s, None if trust.state.trusted else now_s, trust.reason)
         for holding in view.holdings:
@@ -51,8 +51,8 @@ class LocalDirectory:
 
     def lookup(self, blocks: Blocks, *, namespace: int = 0, prefix: bool = False) -> Lookup:
         """The real lookup of these blocks, in this order."""
-        digest = self._cluster.digests[namespace]
-        return self.core.lookup(digest, fingerprints_of(blocks), prefix=prefix, now_s=self._cluster.now_s)
+        digest = self._site.digests[namespace]
+        return self.core.lookup(digest, fingerprints_of(blocks), prefix=prefix, now_s=self._site.now_s)
 
     def holders(self, blocks: Blocks, *, namespace: int = 0) -> list[set[str]]:
         """The names of the nodes that a lookup gives, block by block."""
@@ -65,7 +65,7 @@ class LocalDirectory:
 
     def claims(self, node: int | str) -> set[Item]:
         """Everything that lookups name for the node."""
-        found = claims_of(self.core, self._cluster.universe(), now_s=self._cluster.now_s)
+        found = claims_of(self.core, self._site.universe(), now_s=self._site.now_s)
         return {item for (name, _), items in found.items() if name == name_of(node) for item in items}
 
     def hidden(self, node: int | str) -> bool:

@@ -1,4 +1,4 @@
-"""LocalCluster: agents, network and coordinator in one thread, on a clock that moves only when told. No sockets, no waiting.
+"""LocalCluster: agents, networks and coordinators in one thread, on a clock that moves only when told. No sockets, no waiting.
 
 What runs is what runs in production: the publisher with its outbox, the codec, the events service, the directory, the native
 index. Simulated are time, the connections, and what the nodes hold. Equal arguments and equal calls give equal runs.
@@ -7,49 +7,31 @@ index. Simulated are time, the connections, and what the nodes hold. Equal argum
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import functools
 import random
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Literal, Self
 
 from kvdir.client.publisher import Backoff
-from kvdir.core.checkpoint import VERSION as CHECKPOINT_VERSION
-from kvdir.core.checkpoint import Head, decode_head, frames, parse
-from kvdir.core.directory import Directory, Limits
-from kvdir.core.feedback import StaleReport
-from kvdir.core.restore import restore
+from kvdir.core.diff import Verdict, compare
+from kvdir.core.directory import Limits
 from kvdir.core.sketches import SKETCH_CELLS
 from kvdir.fingerprint import Fingerprints
-from kvdir.index import BlockIndex, Index, Sketch
-from kvdir.index.reference import ReferenceIndex, ReferenceSketch
 from kvdir.location import NodeTrust, Tier
 from kvdir.namespace import Namespace
-from kvdir.obs.metrics import CoordinatorMetrics
 from kvdir.server.config import CoordinatorConfig
-from kvdir.server.coordinator import Coordinator
-from kvdir.server.events_service import EventsService
 from kvdir.testing.clock import ManualClock
 from kvdir.testing.sim.belief import LocalDirectory
-from kvdir.testing.sim.invariants import Violation, Watch, broken, unsettled
+from kvdir.testing.sim.invariants import Violation, unsettled
 from kvdir.testing.sim.loop import SimulatedLoop
 from kvdir.testing.sim.network import Faults, Network, name_of
-from kvdir.testing.sim.node import START_UNIX_S, Blocks, LocalNode, NodeSetup, fingerprints_of
+from kvdir.testing.sim.node import Blocks, LocalNode, NodeSetup
+from kvdir.testing.sim.site import LocalCoordinator, Site
 
 START_S = 1000.0
 SETTLE_HEARTBEATS = 30
 _LIST = 16_384
-
-
-class LocalCoordinator(Coordinator):
-    """The real one, on simulated time."""
-
-    def __init__(self, config: CoordinatorConfig, directory: Directory, loop: SimulatedLoop) -> None:
-        super().__init__(config, directory, CoordinatorMetrics(), name="coordinator", version="simulated")
-        self._loop = loop
-
-    def now_s(self) -> float:
-        return self._loop.time()
 
 
 class LocalCluster:
@@ -77,6 +59,9 @@ class LocalCluster:
     checked against the owners' truth (invariants.py); the first that is broken is raised as Violation. watch=False leaves that
     out, for large contents. Not inside a running event loop: it brings its own.
 
+    coordinators: agents publish to each; `sites` are they, with a network of its own each. `network`, `directory` and
+    `coordinator` here are of the first.
+
     seed: of the network, the epochs and the index. faults: of the network, from the start. ring_events: size of the agents'
     outboxes. sketch_cells: at both ends, 0 for agents that keep no sketches. config, limits: of the coordinator; limits wins.
     silence_s, backoff: of the publishers. index: "native", or "reference" for the oracle.
@@ -86,6 +71,7 @@ class LocalCluster:
         self,
         *,
         nodes: int = 3,
+        coordinators: int = 1,
         seed: int = 0,
         faults: Faults | None = None,
         namespaces: int = 1,
@@ -107,27 +93,22 @@ class LocalCluster:
         self.block_bytes = {namespace.digest: namespace.block_bytes for namespace in self.namespaces}
         self.tick_s = tick_s
         self.watch = watch
-        self.checks = 0
-        self.checked_s = START_S
-        self.directory = LocalDirectory(self)
-        self._index = index
-        self._sketch_cells = sketch_cells or SKETCH_CELLS
+        self.index = index
+        self.sketch_cells = sketch_cells or SKETCH_CELLS
+        self.seed = seed
         self._rng = random.Random(seed)
-        self._seed = seed
-        self._checked = -1
-        self._checkpoint: tuple[float, bytes] | None = None
         self._universe: dict[bytes, list[Fingerprints]] = {}
         self._universe_size = -1
         self._violation: Violation | None = None
         self._until: asyncio.Future[None] | None = None
         self._loop = SimulatedLoop(ManualClock(START_S))
-        network_rng = random.Random(self._rng.random())
-        self.network = Network(self._loop, network_rng, faults or Faults(), Watch(self))
-        self.coordinator = self._start_coordinator()
+        self.sites: list[Site] = []
+        for number in range(coordinators):
+            self.sites.append(Site(self, number, self._loop, random.Random(self._rng.random()), faults or Faults()))
         setup = NodeSetup(
             loop=self._loop,
-            dial=self.network.dial,
-            died=self.network.died,
+            dials=[site.network.dial for site in self.sites],
+            died=self._died,
             now_s=self._loop.time,
             namespaces=self.namespaces,
             digests=self.digests,
@@ -171,17 +152,17 @@ class LocalCluster:
         finally:
             timer.cancel()
             self._until = None
-        self._raise_faults()
+        self.raise_faults()
 
     def settle(self, *, heartbeats: float = SETTLE_HEARTBEATS) -> float:
-        """Until every stream is synced, every view trusted and equal to its owner's truth.
+        """Until every stream is synced, every view trusted and equal to its owner's truth, at every coordinator.
 
         Returns how many heartbeats that took. Raises Violation when it takes more than `heartbeats`, saying what stands in the
         way.
         """
         start_s = self.now_s
         limit_s = start_s + heartbeats * self.heartbeat_s
-        while words := list(unsettled(self)):
+        while words := list(self._unsettled()):
             if self.now_s >= limit_s:
                 raise self.violation(f"not settled within {heartbeats:g} heartbeats: " + "; ".join(words))
             self.advance(min(self.tick_s, self.heartbeat_s / 4))
@@ -189,13 +170,9 @@ class LocalCluster:
         return (self.now_s - start_s) / self.heartbeat_s
 
     def check(self, *, sums: bool = True) -> None:
-        """Raises Violation for the first promise that is broken now. A coordinator that is away promises nothing."""
-        if self.network.service is None:
-            return
-        self.checks += 1
-        for words in broken(self, sums=sums):
-            raise self.violation(words)
-        self.checked_s = self.now_s
+        """Raises Violation for the first promise that is broken now, at any coordinator."""
+        for site in self.sites:
+            site.check(sums=sums)
 
     # -- nodes and coordinator -------------------------------------------------------------------------------------------
 
@@ -203,44 +180,51 @@ class LocalCluster:
         """By number or name."""
         return self.nodes[node] if isinstance(node, int) else self._by_name[node]
 
+    @property
+    def network(self) -> Network:
+        """Of the first coordinator."""
+        return self.sites[0].network
+
+    @property
+    def coordinator(self) -> LocalCoordinator:
+        """The first one."""
+        return self.sites[0].coordinator
+
+    @property
+    def directory(self) -> LocalDirectory:
+        """What the first coordinator believes."""
+        return self.sites[0].directory
+
+    @property
+    def checks(self) -> int:
+        return sum(site.checks for site in self.sites)
+
     def reconcile(self, node: int | str, *, timeout_s: float = 10.0) -> NodeTrust:
-        """Asks for an absolute statement, as `kvdir reconcile` does, and waits for it. Raises InvalidInput, Violation."""
-        name = name_of(node)
-        self.directory.core.want_snapshot(name)
-        if not self._loop.run_until_complete(self.coordinator.wait_snapshot(name, timeout_s=timeout_s)):
-            raise self.violation(f"{name} was not reconciled within {timeout_s:g} s")
-        self._raise_faults()
-        return self.directory.trust(name)
+        """Site.reconcile of the first coordinator."""
+        return self.sites[0].reconcile(node, timeout_s=timeout_s)
 
     def kill_coordinator(self, *, silently: bool = False) -> None:
-        """It is gone, with all it knew, until `restart_coordinator`. silently: as when its machine dies, no agent is told."""
-        self.network.coordinator_died(silently=silently)
+        """Site.kill_coordinator of the first one."""
+        self.sites[0].kill_coordinator(silently=silently)
 
     def write_checkpoint(self) -> None:
-        """The coordinator keeps what it believes, for a warm restart."""
-        unix_s = START_UNIX_S + self.now_s
-        head = Head(CHECKPOINT_VERSION, self._seed, int(self.now_s), unix_s, "coordinator")
-        self._checkpoint = self.now_s, b"".join(frames(self.coordinator.directory, head))
+        """Site.write_checkpoint of the first coordinator."""
+        self.sites[0].write_checkpoint()
 
     def restart_coordinator(self, *, warm: bool = False) -> None:
-        """A new coordinator takes the place of the old one. It knows nothing or, if warm, what the last checkpoint says."""
-        self.network.coordinator_died()
-        for node in self.nodes:
-            for life in node.lives:
-                life.registered = False
-        self.coordinator = self._start_coordinator()
-        if warm and self._checkpoint is not None:
-            written_s, content = self._checkpoint
-            (_, head), *parsed = parse([content])
-            age_s = self.now_s - written_s
-            restore(self.coordinator.directory, decode_head(head), parsed, now_s=self.now_s, age_s=age_s)
+        """Site.restart_coordinator of the first one."""
+        self.sites[0].restart_coordinator(warm=warm)
 
     def report_absent(self, node: int | str, blocks: Blocks, *, tier: Tier = Tier.CPU, delay_s: float = 0.0) -> None:
-        """A reader says that the owner answered "absent" just now (which the caller has made true, or not)."""
-        life = self.node(node).life
-        digest = self.digests[0]
-        report = StaleReport(life.node.name, life.epoch, life.outbox.last_seq, digest, tier, fingerprints_of(blocks), "reader")
-        self.network.report_stale(report, delay_s=delay_s)
+        """Site.report_absent to the first coordinator."""
+        self.sites[0].report_absent(node, blocks, tier=tier, delay_s=delay_s)
+
+    def heal(self) -> None:
+        """No faults any more, anywhere; coordinators that are away come back, empty."""
+        for site in self.sites:
+            site.network.heal()
+            if site.network.service is None:
+                site.restart_coordinator()
 
     def universe(self) -> dict[bytes, list[Fingerprints]]:
         """Every fingerprint that some node ever held, by namespace, in lists that one lookup takes."""
@@ -259,27 +243,24 @@ class LocalCluster:
 
     # -- inside ----------------------------------------------------------------------------------------------------------
 
-    def _start_coordinator(self) -> LocalCoordinator:
-        native = self._index == "native"
-        index: BlockIndex = Index(seed=self._seed) if native else ReferenceIndex(seed=self._seed)  # type: ignore[assignment]
-        new_sketch = functools.partial(Sketch if native else ReferenceSketch, self._sketch_cells)
-        limits = dataclasses.replace(self.limits, sketch_cells=self._sketch_cells)
-        directory = Directory(index, new_sketch, limits, now_s=self._loop.time())
-        coordinator = LocalCoordinator(self.config, directory, self._loop)
-        self.network.service = EventsService(coordinator)
-        return coordinator
-
     def _tick(self) -> None:
         self._loop.call_later(self.tick_s, self._tick)
-        if self.network.service is None:
-            return
-        self.coordinator.tick()
-        if self.watch and self._checked != self.network.deliveries:
-            self._checked = self.network.deliveries
-            try:
-                self.check(sums=False)
-            except Violation as violation:
-                self.note(violation)
+        for site in self.sites:
+            site.tick()
+
+    def _died(self, node: str, life: int) -> None:
+        for site in self.sites:
+            site.network.died(node, life)
+
+    def _unsettled(self) -> Iterator[str]:
+        for site in self.sites:
+            yield from unsettled(site)
+        if len(self.sites) > 1:
+            rows = compare({site.coordinator.name: site.digests_view() for site in self.sites})
+            for row in rows:
+                life = self.node(row.node).life_of(row.epoch)
+                if row.verdict is not Verdict.EQUAL and life is not None and life.alive:  # what the dead said may differ
+                    yield f"{row.node}: {row.verdict}, {row.words}"
 
     def note(self, violation: Violation) -> None:
         """Ends `advance` with it."""
@@ -288,13 +269,14 @@ class LocalCluster:
             self._until.set_exception(violation)
 
     def violation(self, words: str) -> Violation:
-        """With what came before it."""
-        return Violation(words, at_s=self.now_s, recent=tuple(self.network.recent))
+        """With what came before it at the first coordinator."""
+        return self.sites[0].violation(words)
 
-    def _raise_faults(self) -> None:
+    def raise_faults(self) -> None:
+        """Raises Violation for what went wrong since, in tasks that nobody waits for."""
         if self._violation is not None:
             raise self._violation
-        faults = [*self._loop.faults, *self.network.bugs]
+        faults = [*self._loop.faults, *(bug for site in self.sites for bug in site.network.bugs)]
         faults += [life.fault for node in self.nodes for life in node.lives if life.fault]
         if faults:
             raise self.violation("; ".join(faults))

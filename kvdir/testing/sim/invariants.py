@@ -20,43 +20,43 @@ from kvdir.testing.sim.ledger import Item, count
 from kvdir.testing.sim.network import Delivery
 
 if TYPE_CHECKING:
-    from kvdir.testing.sim.cluster import LocalCluster
     from kvdir.testing.sim.node import Life, LocalNode
+    from kvdir.testing.sim.site import Site
 
 Claims = Mapping[tuple[str, int], set[Item]]
 """What lookups name, by (node, epoch)."""
 
 
-def broken(cluster: LocalCluster, *, sums: bool = True) -> Iterator[str]:
+def broken(site: Site, *, sums: bool = True) -> Iterator[str]:
     """Promises that do not hold now. sums: also those over many streams, which take as long to check as all the rest."""
-    core = cluster.directory.core
+    core = site.directory.core
     yield from faults(core)
-    claims = claims_of(core, cluster.universe(), now_s=cluster.now_s)
+    claims = claims_of(core, site.universe(), now_s=site.now_s)
     for (name, epoch), items in claims.items():
-        yield from _wrong_claims(cluster, core, name, epoch, items)
+        yield from _wrong_claims(site, core, name, epoch, items)
     if sums:
-        yield from _wrong_sums(cluster, core)
-    for view in node_views(core, now_s=cluster.now_s):
-        life = cluster.node(view.trust.node).life_of(view.trust.epoch)
+        yield from _wrong_sums(site, core)
+    for view in node_views(core, now_s=site.now_s):
+        life = site.node(view.trust.node).life_of(view.trust.epoch)
         if life is None:
             yield f"{view.trust.node} is said to have epoch {view.trust.epoch:x}, which it never had"
-        elif _registered_too_late(cluster, core, life):
+        elif _registered_too_late(site, core, life):
             yield f"{life.node.name}: epoch {life.epoch:x} was registered after its process had died, or left for its successor"
-        elif view.trust.state is StreamState.SYNCED and view.trust.age_s > core.limits.stale_after_s + 2 * cluster.tick_s:
+        elif view.trust.state is StreamState.SYNCED and view.trust.age_s > core.limits.stale_after_s + 2 * site.tick_s:
             yield f"{view.trust.node} is synced, and silent for {view.trust.age_s:.1f} s"
         elif view.trust.state is StreamState.SYNCED:
-            yield from _wrong_figures(cluster, view, life, claims.get((view.trust.node, view.trust.epoch), set()))
+            yield from _wrong_figures(site, view, life, claims.get((view.trust.node, view.trust.epoch), set()))
 
 
-def unsettled(cluster: LocalCluster) -> Iterator[str]:
+def unsettled(site: Site) -> Iterator[str]:
     """What stands in the way of: every stream synced, every view trusted and equal to the owner's truth."""
-    core = cluster.directory.core
-    claims = claims_of(core, cluster.universe(), now_s=cluster.now_s)
+    core = site.directory.core
+    claims = claims_of(core, site.universe(), now_s=site.now_s)
     if core.warming:
         yield "the coordinator is warming"
-    for node in cluster.nodes:
+    for node in site.nodes:
         if any(life.alive for life in node.lives):
-            yield from _unsettled_node(core, node, claims)
+            yield from _unsettled_node(site, node, claims)
 
 
 def claims_of(core: Directory, universe: Mapping[bytes, list[Fingerprints]], *, now_s: float) -> Claims:
@@ -102,87 +102,91 @@ class Violation(AssertionError):
 class Watch:
     """Looks at single messages, before and after they are handled (network.Watcher)."""
 
-    def __init__(self, cluster: LocalCluster) -> None:
-        self._cluster = cluster
+    def __init__(self, site: Site) -> None:
+        self._site = site
         self._feedback_s = float("-inf")
 
     def twice(self, first_s: float) -> Callable[[], None]:
         """Applying anything twice changes nothing that lookups name, unless a reader has taken a hint back in between."""
-        if not self._cluster.watch or self._feedback_s >= first_s:
+        if not self._site.watch or self._feedback_s >= first_s:
             return _nothing
-        core = self._cluster.directory.core
+        core = self._site.directory.core
         before = contents(core)
 
         def compare() -> None:
             if contents(core) != before:
-                self._cluster.note(self._cluster.violation("a message that came twice changed what lookups name"))
+                self._site.note(self._site.violation("a message that came twice changed what lookups name"))
 
         return compare
 
     def feedback(self, report: StaleReport) -> Callable[[], None]:
         """Feedback for another epoch changes nothing, and none undoes a store that was heard since the owner answered."""
-        cluster, core = self._cluster, self._cluster.directory.core
-        self._feedback_s = cluster.now_s
+        site, core = self._site, self._site.directory.core
+        self._feedback_s = site.now_s
         named = {report.namespace_digest: [report.fingerprints]}
-        before = claims_of(core, named, now_s=cluster.now_s)
+        before = claims_of(core, named, now_s=site.now_s)
         stream = core.nodes[report.node].stream if report.node in core.nodes else None
-        life = cluster.node(report.node).life_of(report.epoch)
+        life = site.node(report.node).life_of(report.epoch)
         heard = stream.cursor.applied_seq if stream else 0
 
         def compare() -> None:
-            after = claims_of(core, named, now_s=cluster.now_s)
+            after = claims_of(core, named, now_s=site.now_s)
             gone = {key: items - after.get(key, set()) for key, items in before.items() if items - after.get(key, set())}
             if not gone:
                 return
             if gone.keys() != {(report.node, report.epoch)} or life is None:
-                cluster.note(cluster.violation(f"feedback about epoch {report.epoch:x} of {report.node} changed {gone}"))
+                site.note(site.violation(f"feedback about epoch {report.epoch:x} of {report.node} changed {gone}"))
             elif heard > report.owner_seq:
                 stored = set(life.ledger.at(heard) or ()) - (life.ledger.at(report.owner_seq) or set())
                 if gone[report.node, report.epoch] & stored:
-                    cluster.note(cluster.violation(f"feedback as of event {report.owner_seq} undid a later store"))
+                    site.note(site.violation(f"feedback as of event {report.owner_seq} undid a later store"))
 
-        return compare if cluster.watch else _nothing
+        return compare if site.watch else _nothing
 
 
 def _nothing() -> None:
     pass
 
 
-def _registered_too_late(cluster: LocalCluster, core: Directory, life: Life) -> bool:
+def _registered_too_late(site: Site, core: Directory, life: Life) -> bool:
     stream = core.nodes[life.node.name].stream
     if stream is not None and stream.restored and not stream.connection:
         return False  # by no hello, but from a checkpoint
-    first_seen, life.registered = not life.registered, True
+    key = (life.node.name, life.epoch)
+    first_seen = key not in site.registered
+    site.registered.add(key)
     if not first_seen:
         return False
-    if life.died_s is not None and life.died_s < cluster.checked_s:
+    if life.died_s is not None and life.died_s < site.checked_s:
         return True
-    return life.left_s is not None and life.left_s < cluster.checked_s and life.node.life.alive and life.node.life.registered
+    successor = life.node.life
+    followed = successor.alive and (successor.node.name, successor.epoch) in site.registered
+    return life.left_s is not None and life.left_s < site.checked_s and followed
 
 
-def _wrong_claims(cluster: LocalCluster, core: Directory, name: str, epoch: int, items: set[Item]) -> Iterator[str]:
+def _wrong_claims(site: Site, core: Directory, name: str, epoch: int, items: set[Item]) -> Iterator[str]:
     known = core.nodes.get(name)
     stream = known.stream if known else None
     if known is None or stream is None or stream.epoch != epoch or epoch in known.fenced or stream.fenced:
         yield f"a lookup names epoch {epoch:x} of {name}, which is fenced"
         return
-    if cluster.now_s - stream.cursor.last_heard_s > core.limits.expire_after_s + 2 * cluster.tick_s:
-        yield f"a lookup names {name}, silent for {cluster.now_s - stream.cursor.last_heard_s:.1f} s"
-    life = cluster.node(name).life_of(epoch)
+    if site.now_s - stream.cursor.last_heard_s > core.limits.expire_after_s + 2 * site.tick_s:
+        yield f"a lookup names {name}, silent for {site.now_s - stream.cursor.last_heard_s:.1f} s"
+    life = site.node(name).life_of(epoch)
     if life is None or not items <= life.ledger.ever:
         yield f"a lookup names blocks that epoch {epoch:x} of {name} never had"
 
 
-def _wrong_sums(cluster: LocalCluster, core: Directory) -> Iterator[str]:
+def _wrong_sums(site: Site, core: Directory) -> Iterator[str]:
     """Sums over nodes, tiers, namespaces and tenants: each trusted one against the owners' truth."""
-    trusted = [view for view in sums_view(core, now_s=cluster.now_s).totals if view.blocks.trusted]
+    trusted = [view for view in sums_view(core, now_s=site.now_s).totals if view.blocks.trusted]
     if not trusted:
         return
     truth: dict[tuple[ViewScope, str], int] = {}
-    tenants = dict(zip(cluster.digests, (namespace.tenant for namespace in cluster.namespaces), strict=True))
+    tenants = dict(zip(site.digests, (namespace.tenant for namespace in site.namespaces), strict=True))
     for node in core.nodes.values():
         stream = node.stream
-        life = cluster.node(node.name).life_of(stream.epoch) if stream is not None and not stream.fenced else None
+        life = site.node(node.name).life_of(stream.epoch) if stream is not None and not stream.fenced else None
         if stream is None or life is None:
             continue
         for (digest, tier), blocks in count(life.ledger.at(stream.cursor.applied_seq) or ()).items():
@@ -199,7 +203,7 @@ def _wrong_sums(cluster: LocalCluster, core: Directory) -> Iterator[str]:
             yield f"trusted sum of {view.blocks.value} blocks for {view.scope.name.lower()} {view.subject}, owners held {held}"
 
 
-def _wrong_figures(cluster: LocalCluster, view: NodeView, life: Life, claimed: set[Item]) -> Iterator[str]:
+def _wrong_figures(site: Site, view: NodeView, life: Life, claimed: set[Item]) -> Iterator[str]:
     name, seq = view.trust.node, view.last_seq
     truth = life.ledger.at(seq)
     if truth is None:
@@ -213,22 +217,24 @@ def _wrong_figures(cluster: LocalCluster, view: NodeView, life: Life, claimed: s
             doubted = True
         elif holding.blocks.require_trusted() != held:
             yield f"{name}: trusted figure {holding.blocks.value} at event {seq}, its owner held {held}"
-        elif holding.bytes.value != held * cluster.block_bytes[holding.namespace_digest]:
+        elif holding.bytes.value != held * site.block_bytes[holding.namespace_digest]:
             yield f"{name}: trusted figure of {holding.bytes.value} bytes for {held} blocks"
     if doubted:
         return
     if any(counts.values()):
         yield f"{name}: synced at event {seq} without a figure for {sum(counts.values())} blocks that its owner held"
-    if claimed != truth and not cluster.directory.hidden(name):
+    if claimed != truth and not site.directory.hidden(name):
         yield f"{name}: synced at event {seq}, {_difference(claimed, truth)}"
 
 
-def _unsettled_node(core: Directory, node: LocalNode, claims: Claims) -> Iterator[str]:
-    publishing = [life for life in node.lives if life.publishing]
-    if not publishing and all(life.fenced for life in node.lives if life.alive) and not all(life.alive for life in node.lives):
+def _unsettled_node(site: Site, node: LocalNode, claims: Claims) -> Iterator[str]:
+    core, number = site.directory.core, site.number
+    publishing = [life for life in node.lives if life.publishing(number)]
+    fences = [life.fences.get(number, "") for life in node.lives if life.alive]
+    if not publishing and all(fences) and not all(life.alive for life in node.lives):
         return  # the process that took the name over is gone, and those it fenced do not come back
     if len(publishing) != 1:
-        yield f"{len(publishing)} processes of {node.name} publish: {[life.fenced for life in node.lives if life.alive]}"
+        yield f"{len(publishing)} processes of {node.name} publish: {fences}"
         return
     (life,) = publishing
     known = core.nodes.get(node.name)

@@ -46,12 +46,12 @@ def fingerprints_of(blocks: Blocks) -> Fingerprints:
 class NodeSetup:
     """What all nodes have in common.
 
-    ring_events: size of the agent's outbox. sketch_cells: of the agent's sketches, 0 for an agent that keeps none. dial:
-    connects, given node name and epoch. died: told when a process dies.
+    ring_events: size of the agent's outbox. sketch_cells: of the agent's sketches, 0 for an agent that keeps none. dials:
+    connect to each coordinator, given node name and epoch. died: told when a process dies.
     """
 
     loop: asyncio.AbstractEventLoop
-    dial: Callable[[str, int], AbstractAsyncContextManager[Any]]
+    dials: Sequence[Callable[[str, int], AbstractAsyncContextManager[Any]]]
     died: Callable[[str, int], None]
     now_s: Callable[[], float]
     namespaces: Sequence[Namespace]
@@ -73,31 +73,34 @@ class Life:
         setup = node.setup
         sketches = OwnerSketches(partial(Sketch, setup.sketch_cells)) if setup.sketch_cells else None
         self.outbox = OwnerOutbox(max_events=setup.ring_events, sketches=sketches)
-        self.fenced = ""
+        self.fences: dict[int, str] = {}
+        """Why it may publish no more, by number of the coordinator that said so."""
         self.known = True
         """Whether the agent knows what it holds; not after its engine's bus has lost events, until it has asked."""
         self.left_s: float | None = None
         self.died_s: float | None = None
-        self.registered = False
-        """Whether the coordinator of today was seen to know this epoch."""
         for digest, tier, fingerprints in by_place(held):
             self.stored(digest, tier, Fingerprints.of(fingerprints))
-        self.publisher = Publisher(
-            "coordinator",
-            PublisherIdentity(node.name, epoch, node.address, node.unix_ms(), tuple(setup.namespaces)),
-            self.outbox,
-            snapshot=self._snapshot,
-            heartbeat=self._heartbeat,
-            on_fenced=self._note_fence,
-            evict=self._evict,
-            rng=random.Random(epoch),
-            backoff=setup.backoff,
-            silence_s=setup.silence_s,
-            linger_s=0.0,
-            chunk_blocks=setup.chunk_blocks,
-            dial=partial(setup.dial, node.name, epoch),
-        )
-        self._task = setup.loop.create_task(self.publisher.run())
+        identity = PublisherIdentity(node.name, epoch, node.address, node.unix_ms(), tuple(setup.namespaces))
+        self.publishers = [
+            Publisher(
+                f"coordinator-{number}",
+                identity,
+                self.outbox,
+                snapshot=self._snapshot,
+                heartbeat=self._heartbeat,
+                on_fenced=partial(self.fences.__setitem__, number),
+                evict=self._evict,
+                rng=random.Random(epoch + number),
+                backoff=setup.backoff,
+                silence_s=setup.silence_s,
+                linger_s=0.0,
+                chunk_blocks=setup.chunk_blocks,
+                dial=partial(dial, node.name, epoch),
+            )
+            for number, dial in enumerate(setup.dials)
+        ]
+        self._tasks = [setup.loop.create_task(publisher.run()) for publisher in self.publishers]
 
     @property
     def alive(self) -> bool:
@@ -105,27 +108,34 @@ class Life:
         return self.died_s is None and self.left_s is None
 
     @property
-    def publishing(self) -> bool:
-        """Or trying to: a fenced process lives on, and publishes no more."""
-        return self.alive and not self._task.done()
+    def fenced(self) -> str:
+        """Why some coordinator wants to hear no more of it."""
+        return next(iter(self.fences.values()), "")
+
+    def publishing(self, coordinator: int) -> bool:
+        """To that one, or trying to: a fenced process lives on, and publishes no more."""
+        return self.alive and not self._tasks[coordinator].done()
 
     @property
     def fault(self) -> str:
-        """What ended the publisher although nobody wanted it to; it must never fail."""
-        if not self._task.done() or self._task.cancelled() or self._task.exception() is None:
-            return ""
-        return f"the publisher of {self.node.name} failed: {self._task.exception()!r}"
+        """What ended a publisher although nobody wanted it to; it must never fail."""
+        for task in self._tasks:
+            if task.done() and not task.cancelled() and task.exception() is not None:
+                return f"a publisher of {self.node.name} failed: {task.exception()!r}"
+        return ""
 
     def kill(self) -> None:
         """As SIGKILL: nothing is said."""
         self.died_s = self.node.setup.now_s()
         self.node.setup.died(self.node.name, self.epoch)
-        self._task.cancel()
+        for task in self._tasks:
+            task.cancel()
 
     def leave(self) -> None:
         """Says goodbye, if it can."""
         self.left_s = self.node.setup.now_s()
-        self.publisher.leave()
+        for publisher in self.publishers:
+            publisher.leave()
 
     # -- changes, each with its event ------------------------------------------------------------------------------------
 
@@ -186,9 +196,6 @@ class Life:
             packed = Fingerprints.of([item.fingerprint for item in victims])
             self.removed(request.namespace_digest, Tier(request.tier), packed)
         return EvictResult(request.request_id, len(victims), self.outbox.last_seq)
-
-    def _note_fence(self, reason: str) -> None:
-        self.fenced = reason
 
 
 class LocalNode:

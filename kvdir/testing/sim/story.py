@@ -7,7 +7,8 @@
     restart 0 empty
 
 Rules: one step a line; a step makes sense in every state (what does not apply does nothing), so any part of a story is a story;
-node numbers wrap round. After the last step the network heals, and everything must settle. `#` begins a comment. What a step
+node numbers wrap round. With several coordinators, `at 1` says that what follows befalls number 1 and its connections (0
+before the first `at`). After the last step the network heals, and everything must settle. `#` begins a comment. What a step
 does is said at its function in steps.py.
 """
 
@@ -46,6 +47,7 @@ class Setup:
     """
 
     nodes: int = 3
+    coordinators: int = 1
     seed: int = 0
     namespaces: int = 1
     ring_events: int = 65_536
