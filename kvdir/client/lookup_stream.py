@@ -10,6 +10,7 @@ Rules:
 - A coordinator that knows no streams, or has no room for one, is asked call by call for UNARY_S; then a stream is tried again.
 - A stream on which nothing came for SILENT_S while lookups were waiting is given up together with its connection: behind one
   address there may be several processes, and another may answer.
+- Lookups that lose their stream are asked once more over a new one, for the same reason, before another address is tried.
 - A draining coordinator gets nothing new; what it was sent is waited for.
 - A stream has a connection of its own and one task, which owns both; the client's `close` awaits all of them.
 """
@@ -45,6 +46,10 @@ class NoStream(Exception):
     """This coordinator is to be asked call by call."""
 
 
+class StreamLost(Unavailable):
+    """A stream ended that had been connected. Worth a new connection: another process may listen at the same address."""
+
+
 class LookupStreams:
     """One stream to each coordinator, made when needed."""
 
@@ -59,14 +64,10 @@ class LookupStreams:
         """end_s: monotonic. Raises NoStream, the errors of a lookup, Unavailable, DeadlineExceeded."""
         if self._unary_until_s and self._unary_until_s.get(address, 0.0) > time.monotonic():
             raise NoStream
-        stream = self._streams.get(address)
-        if stream is None or not stream.usable:
-            stream = self._streams[address] = self._begin(address)
         try:
-            answer = await stream.lookup(request, end_s=end_s)
-        except NoStream:
-            self._unary_until_s[address] = time.monotonic() + UNARY_S
-            raise
+            answer = await self._stream(address).lookup(request, end_s=end_s)
+        except StreamLost:
+            answer = await self._stream(address).lookup(request, end_s=end_s)
         if answer.error:
             raise from_words(answer.error)
         return answer
@@ -84,8 +85,16 @@ class LookupStreams:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _begin(self, address: str) -> _Stream:
-        stream = _Stream(address, self._options, connect_timeout_s=self._connect_timeout_s)
+    def _stream(self, address: str) -> _Stream:
+        stream = self._streams.get(address)
+        if stream is not None and stream.usable:
+            return stream
+
+        def refused() -> None:
+            self._unary_until_s[address] = time.monotonic() + UNARY_S
+
+        stream = _Stream(address, self._options, connect_timeout_s=self._connect_timeout_s, on_refused=refused)
+        self._streams[address] = stream
         task = asyncio.create_task(stream.run(), name=f"lookups {address}")
         self._running.add(task)
         task.add_done_callback(self._running.discard)
@@ -95,8 +104,11 @@ class LookupStreams:
 class _Stream:
     """`usable`: takes new lookups."""
 
-    def __init__(self, address: str, options: Options, *, connect_timeout_s: float) -> None:
+    def __init__(
+        self, address: str, options: Options, *, connect_timeout_s: float, on_refused: Callable[[], None] = lambda: None
+    ) -> None:
         self.usable = True
+        self._on_refused = on_refused
         self._address = address
         self._options = options
         self._connect_timeout_s = connect_timeout_s
@@ -138,15 +150,17 @@ class _Stream:
         try:
             await wait_ready(channel, target=self._address, timeout_s=self._connect_timeout_s)
             await self._exchange(channel)
-            error = Unavailable(f"{self._address}: the coordinator ended the call")
+            error = StreamLost(f"{self._address}: the coordinator ended the call")
         except grpc.RpcError as ended:
             error = reason(ended, self._address)
+            if isinstance(error, NoStream):
+                self._on_refused()
         except Unavailable as refused:
             error = refused
         except asyncio.CancelledError:
             if not call_alone_cancelled():
                 raise
-            error = Unavailable(f"{self._address}: connected, but no answer for {SILENT_S:g} s")
+            error = StreamLost(f"{self._address}: connected, but no answer for {SILENT_S:g} s")
         finally:
             self.usable = False
             for answer in self._waiting.values():
@@ -228,4 +242,4 @@ def reason(error: grpc.RpcError, address: str) -> Exception:
     told = from_rpc_error(error, target=address)
     if isinstance(told, Overloaded) or ended.code() is grpc.StatusCode.UNIMPLEMENTED:
         return NoStream()
-    return told if isinstance(told, Unavailable) else Unavailable(f"{address}: {told}")
+    return StreamLost(str(told))

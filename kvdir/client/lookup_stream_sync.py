@@ -23,7 +23,7 @@ from typing import Any
 
 import grpc
 
-from kvdir.client.lookup_stream import MAX_DEADLINE_MS, MESSAGE_BYTES, METHOD, SILENT_S, UNARY_S, NoStream, reason
+from kvdir.client.lookup_stream import MAX_DEADLINE_MS, MESSAGE_BYTES, METHOD, SILENT_S, UNARY_S, NoStream, StreamLost, reason
 from kvdir.errors import DeadlineExceeded, Unavailable
 from kvdir.rpc.channel import Options, wait_ready_blocking
 from kvdir.rpc.status import from_words
@@ -92,7 +92,7 @@ class LookupStreams:
             self._closed = True
             running, self._running = self._running, []
         for stream in running:
-            stream.end()
+            stream.end(Unavailable(f"{stream.address}: the client was closed"))
         for stream in running:
             stream.thread.join(self._connect_timeout_s + _JOIN_S)
 
@@ -131,7 +131,7 @@ class Stream:
         self._out: queue.SimpleQueue[directory_pb2.StreamedLookup | None] = queue.SimpleQueue()
         self._quiet_since_s = 0.0
         self._call: Any = None
-        self._why_ended = ""
+        self._why_ended: Unavailable | None = None
 
     def send(self, request: directory_pb2.LookupRequest, end_s: float) -> Asked | None:
         """None when the stream takes no more."""
@@ -156,9 +156,9 @@ class Stream:
     def late(self) -> None:
         """A deadline passed. If nothing has come for long, the stream is given up."""
         if self._call is not None and time.monotonic() - self._quiet_since_s >= SILENT_S:
-            self.end(f"connected, but no answer for {SILENT_S:g} s")
+            self.end(StreamLost(f"{self.address}: connected, but no answer for {SILENT_S:g} s"))
 
-    def end(self, why: str = "the client was closed") -> None:
+    def end(self, why: Unavailable) -> None:
         """Soon; the thread does the rest."""
         self._why_ended = self._why_ended or why
         with self._lock:
@@ -168,7 +168,7 @@ class Stream:
             self._call.cancel()
 
     def _run(self) -> None:
-        error: Exception = Unavailable(f"{self.address}: the coordinator ended the call")
+        error: Exception = StreamLost(f"{self.address}: the coordinator ended the call")
         channel = grpc.insecure_channel(self.address, options=self._options)
         try:
             wait_ready_blocking(channel, target=self.address, timeout_s=self._connect_timeout_s)
@@ -176,7 +176,7 @@ class Stream:
         except grpc.RpcError as ended:
             error = reason(ended, self.address)
             if self._why_ended:
-                error = Unavailable(f"{self.address}: {self._why_ended}")
+                error = self._why_ended
             elif isinstance(error, NoStream):
                 self._on_refused()
         except Unavailable as refused:

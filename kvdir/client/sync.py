@@ -20,7 +20,7 @@ from kvdir.client import calls
 from kvdir.client.addresses import Addresses
 from kvdir.client.calls import Call, Reconciled
 from kvdir.client.discovery import Discovery
-from kvdir.client.lookup_stream import NoStream
+from kvdir.client.lookup_stream import NoStream, StreamLost
 from kvdir.client.lookup_stream_sync import Asked, LookupStreams
 from kvdir.client.race import Race, RaceCounters
 from kvdir.core.answer import Lookup, LookupMode
@@ -181,6 +181,7 @@ class Client:
         failure: KvdirError | None = None
         ended: queue.SimpleQueue[str] = queue.SimpleQueue()
         under_way: dict[str, _Question] = {}
+        again: set[str] = set()
         try:
             while True:
                 now_s = time.monotonic()
@@ -199,6 +200,10 @@ class Client:
                 except NoStream:
                     under_way[address] = self._begin(call, address, question.end_s, ended=ended)
                 except (Unavailable, DeadlineExceeded) as error:
+                    if isinstance(error, StreamLost) and address not in again:
+                        again.add(address)
+                        under_way[address] = self._begin(call, address, question.end_s, ended=ended)
+                        continue
                     failure = error
                     race.lost(address, time.monotonic())
                 else:
@@ -257,6 +262,8 @@ class Client:
 
     def _try(self, call: Call[AnswerT], address: str, end_s: float) -> AnswerT:
         with contextlib.suppress(NoStream):  # then by a call of its own
+            with contextlib.suppress(StreamLost):  # then over a new one
+                return call.read(self._ask(call, address, end_s).result())
             return call.read(self._ask(call, address, end_s).result())
         method: Any = self._connected(address, end_s).unary_unary(
             call.method,

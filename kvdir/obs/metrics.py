@@ -7,69 +7,21 @@ Labels: never a fingerprint, tenant or request; a node appears in a few gauges, 
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from typing import Protocol
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from kvdir.core.directory import Directory
 from kvdir.core.inspect import node_views
 from kvdir.core.views import NodeView
 from kvdir.location import StreamState
+from kvdir.obs.call_figures import CallFigures
 from kvdir.obs.guard_metrics import GuardFigures
+from kvdir.obs.process_figures import ProcessFigures
 from kvdir.obs.trust_metrics import TrustFigures
 
 MAX_NODES = 1024
-BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0, 10.0)
-
-
-@dataclass(slots=True)
-class MethodFigures:
-    """One RPC method: calls that ended by code, their time, and how many run now."""
-
-    running: int = 0
-    by_code: dict[str, int] = field(default_factory=dict)
-    seconds: float = 0.0
-    buckets: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS_S) + 1))
-
-
-class CallFigures:
-    """rpc.interceptors.CallObserver that counts. Methods are those a server has, so labels are bounded."""
-
-    def __init__(self) -> None:
-        self.methods: dict[str, MethodFigures] = {}
-
-    def began(self, method: str) -> None:
-        figures = self.methods.get(method)
-        if figures is None:
-            figures = self.methods[method] = MethodFigures()
-        figures.running += 1
-
-    def ended(self, method: str, code: str, seconds: float) -> None:
-        figures = self.methods[method]
-        figures.running -= 1
-        figures.by_code[code] = figures.by_code.get(code, 0) + 1
-        figures.seconds += seconds
-        figures.buckets[bisect.bisect_left(BUCKETS_S, seconds)] += 1
-
-    def families(self, prefix: str) -> Iterator[Metric]:
-        """The metric families of all methods."""
-        running = GaugeMetricFamily(f"{prefix}_rpc_running", "Calls under way, by method.", labels=["method"])
-        calls = CounterMetricFamily(f"{prefix}_rpc_calls", "Calls ended, by method and gRPC code.", labels=["method", "code"])
-        time_s = HistogramMetricFamily(
-            f"{prefix}_rpc_duration_seconds", "From the call's arrival in Python to its end.", labels=["method"]
-        )
-        for method, figures in list(self.methods.items()):
-            running.add_metric([method], figures.running)
-            for code, count in list(figures.by_code.items()):
-                calls.add_metric([method, code], count)
-            total, buckets = 0, []
-            for bound, count in zip([*map(str, BUCKETS_S), "+Inf"], figures.buckets, strict=True):
-                total += count
-                buckets.append((bound, total))
-            time_s.add_metric([method], buckets, figures.seconds)
-        yield from (running, calls, time_s)
 
 
 _COUNTERS = {
@@ -88,12 +40,24 @@ _COUNTERS = {
 }
 
 
+class Workers(Protocol):
+    """The lookup workers of a coordinator, as far as they are counted; lookups they answered are in the sums of all."""
+
+    up: set[int]
+    restarts: int
+    kills: int
+
+    def figures(self) -> list[ProcessFigures]: ...
+
+
 class CoordinatorMetrics:
     """prometheus_client collector of a coordinator. `refresh` runs on the event loop, `collect` on the scraper's thread."""
 
     def __init__(self) -> None:
         self.calls = CallFigures()
+        self.workers: Workers | None = None
         self.loop_lag_s = 0.0
+        self._beside: list[ProcessFigures] = []
         self._counters: dict[str, int] = {}
         self._events: dict[str, int] = {}
         self._rejected: dict[str, int] = {}
@@ -105,7 +69,11 @@ class CoordinatorMetrics:
     def refresh(self, directory: Directory, *, now_s: float) -> None:
         """Puts aside what the next scrape shows."""
         stats, ingest = directory.index.stats(), directory.ingest
-        self._counters = {name: getattr(directory.counters, name) for name in _COUNTERS}
+        self._beside = self.workers.figures() if self.workers is not None else []
+        self._counters = {
+            name: getattr(directory.counters, name) + sum(item.counters.get(name, 0) for item in self._beside)
+            for name in _COUNTERS
+        }
         self._events = {
             "events_applied": ingest.applied,
             "stored_blocks": ingest.stored_blocks,
@@ -124,7 +92,9 @@ class CoordinatorMetrics:
         }
 
     def collect(self) -> Iterable[Metric]:
-        yield from self.calls.families("kvdir")
+        yield from self.calls.families("kvdir", [item.methods for item in self._beside])
+        if self.workers is not None:
+            yield from self._worker_families(self.workers)
         for name, help in _COUNTERS.items():
             yield CounterMetricFamily(f"kvdir_{name}", help, value=self._counters.get(name, 0))
         for name, help in (
@@ -150,6 +120,16 @@ class CoordinatorMetrics:
         yield from self._trust.families()
         yield from self.guards.families()
         yield from self._node_families()
+
+    def _worker_families(self, workers: Workers) -> Iterator[Metric]:
+        passed_on = sum(item.counters.get("passed_on", 0) for item in self._beside)
+        yield GaugeMetricFamily("kvdir_lookup_workers", "Lookup workers that serve.", value=len(workers.up))
+        for name, help, value in (
+            ("lookup_worker_restarts", "Lookup workers that ended and were replaced.", workers.restarts),
+            ("lookup_worker_kills", "Of those, ended by us because they hung.", workers.kills),
+            ("lookups_passed_on", "Lookups that a worker left to the main process, which counts them.", passed_on),
+        ):
+            yield CounterMetricFamily(f"kvdir_{name}", help, value=value)
 
     def _node_families(self) -> Iterator[Metric]:
         states = GaugeMetricFamily("kvdir_streams", "Streams by state.", labels=["state"])

@@ -21,12 +21,12 @@ Options = Sequence[tuple[str, int | str]]
 DEFAULT_MAX_MESSAGE_BYTES = 16 * 2**20
 
 
-def server_options(*, max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES) -> Options:
-    """so_reuseport off: a port in use must be an error, not a second server that takes half of the calls."""
+def server_options(*, max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES, share_port: bool = False) -> Options:
+    """A port in use must be an error, not a second server that takes half of the calls; share_port: unless that is meant."""
     return (
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
-        ("grpc.so_reuseport", 0),
+        ("grpc.so_reuseport", int(share_port)),
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 import socket
 import time
 from pathlib import Path
 
 import grpc.aio
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 import kvdir
@@ -26,31 +25,20 @@ from kvdir.server.directory_service import DirectoryService
 from kvdir.server.events_service import EventsService
 from kvdir.server.lookup_source import DirectorySource
 from kvdir.server.lookup_stream import LookupStreams
+from kvdir.server.services import REFLECTED, log_bug
 from kvdir.server.watch_service import add_watch
-from kvdir.v1 import (
-    admin_pb2,
-    admin_pb2_grpc,
-    directory_pb2,
-    directory_pb2_grpc,
-    events_pb2,
-    events_pb2_grpc,
-)
-
-log = logging.getLogger("kvdir.rpc")
-
-SERVICES = (
-    directory_pb2.DESCRIPTOR.services_by_name["Directory"].full_name,
-    events_pb2.DESCRIPTOR.services_by_name["Events"].full_name,
-    admin_pb2.DESCRIPTOR.services_by_name["Admin"].full_name,
-)
+from kvdir.server.worker_place import WorkerPlace
+from kvdir.v1 import admin_pb2_grpc, directory_pb2_grpc, events_pb2_grpc
 
 
 def build_coordinator(config: CoordinatorConfig) -> Coordinator:
     """The directory with its index, nothing listening yet."""
     now_s, name = time.monotonic(), config.name or socket.gethostname()
+    place = WorkerPlace() if config.lookup_workers else None
 
     def make(seed: int, blocks: int = 0) -> Directory:
-        index = open_index(expected_blocks=max(blocks, config.expected_blocks), seed=seed)
+        new_index = open_index if place is None else place.new_region
+        index = new_index(expected_blocks=max(blocks, config.expected_blocks), seed=seed)
         return Directory(index, Sketch, config.limits(), now_s=now_s)
 
     figures = CheckpointFigures()
@@ -60,6 +48,9 @@ def build_coordinator(config: CoordinatorConfig) -> Coordinator:
     directory = loaded[0] if loaded else make(seed)
     coordinator = Coordinator(config, directory, CoordinatorMetrics(), name=name, version=kvdir.__version__, seed=seed)
     coordinator.checkpoints = figures
+    if place is not None:
+        coordinator.place = place
+        place.keep_roster(coordinator)
     if config.checkpoint:
         coordinator.checkpointer = Checkpointer(Path(config.checkpoint), directory, figures, seed=seed, name=name)
     return coordinator
@@ -69,25 +60,22 @@ def build_server(coordinator: Coordinator) -> tuple[grpc.aio.Server, health.aio.
     """The gRPC server with every service; the caller binds and starts it, on the loop that runs now."""
     config = coordinator.config
     server = grpc.aio.server(
-        interceptors=[EdgeInterceptor(coordinator.metrics.calls, max_deadline_s=config.max_deadline_s, on_bug=_log_bug)],
-        options=server_options(max_message_bytes=config.max_message_bytes),
+        interceptors=[EdgeInterceptor(coordinator.metrics.calls, max_deadline_s=config.max_deadline_s, on_bug=log_bug)],
+        options=server_options(max_message_bytes=config.max_message_bytes, share_port=coordinator.place is not None),
     )
     source, calls = DirectorySource(coordinator), coordinator.metrics.calls
     streams = LookupStreams(
-        source, calls, max_streams=config.max_lookup_streams, max_deadline_s=config.max_deadline_s, on_bug=_log_bug
+        source, calls, max_streams=config.max_lookup_streams, max_deadline_s=config.max_deadline_s, on_bug=log_bug
     )
     coordinator.on_drain.append(streams.drain)
     service = DirectoryService(source, streams, max_fingerprints=config.max_fingerprints)
+    if coordinator.place is not None:
+        server.add_insecure_port(coordinator.place.socket)
     directory_pb2_grpc.add_DirectoryServicer_to_server(service, server)
     add_watch(server, coordinator.watching, stall_s=config.watch_stall_s)
     events_pb2_grpc.add_EventsServicer_to_server(EventsService(coordinator), server)
     admin_pb2_grpc.add_AdminServicer_to_server(AdminService(coordinator), server)
     healthy = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
-    names = (*SERVICES, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
-    reflection.enable_server_reflection(names, server)
+    reflection.enable_server_reflection(REFLECTED, server)
     return server, healthy
-
-
-def _log_bug(method: str, request_id: str, error: Exception) -> None:
-    log.error("unexpected error in %s", method, exc_info=error, extra={"fields": {"request_id": request_id}})

@@ -14,6 +14,7 @@ from kvdir.core.quota_keeper import QuotaPolicy
 from kvdir.core.repair import RepairPolicy
 from kvdir.errors import ConfigError
 
+MAX_WORKERS = 64
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -27,6 +28,11 @@ class CoordinatorConfig:
     )
     insecure: bool = setting(False, "Allow plaintext on addresses other than loopback: anybody who reaches them may ask.")
     name: str = setting("", "Name of this coordinator in answers and logs; empty takes the host name.")
+    lookup_workers: int = setting(
+        0,
+        "Processes beside this one that answer lookups on the same port, from an index in shared memory (/dev/shm); "
+        "worth it when lookups keep a core busy.",
+    )
     expected_blocks: int = setting(0, "Blocks the index makes room for at start; it grows without it, in steps.")
     max_fingerprints: int = setting(65_536, "Fingerprints in one lookup; longer lists are refused.")
     max_message_bytes: int = setting(16 * 2**20, "Largest gRPC message, in and out.")
@@ -116,6 +122,8 @@ class CoordinatorConfig:
                 parse_quota(text)
             except ValueError as error:
                 out.append(f"quota: {error}")
+        if not 0 <= self.lookup_workers <= MAX_WORKERS:
+            out.append(f"lookup_workers: must be 0 to {MAX_WORKERS}")
         if self.log_level not in LOG_LEVELS:
             out.append(f"log_level: {self.log_level!r} is not one of {', '.join(LOG_LEVELS)}")
         return out

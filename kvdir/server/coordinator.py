@@ -10,6 +10,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from kvdir.core.directory import Directory
 from kvdir.core.effects import (
@@ -38,11 +39,14 @@ from kvdir.server.connections import Connections
 from kvdir.server.watching import Watching
 from kvdir.v1 import events_pb2
 
+if TYPE_CHECKING:
+    from kvdir.server.worker_place import WorkerPlace
+
 log = logging.getLogger("kvdir.coordinator")
 
 
 class Coordinator:
-    """What the services are about. `draining`: no new streams. on_drain: who else wants to be told when that begins.
+    """What the services are about. `draining`: no new streams. on_drain, on_tick: who else is told. place: of workers.
 
     seed: of the directory's index, for replicas.
     """
@@ -65,6 +69,8 @@ class Coordinator:
         self.version = version
         self.draining = False
         self.on_drain: list[Callable[[], None]] = []
+        self.on_tick: list[Callable[[float], None]] = []
+        self.place: WorkerPlace | None = None
         self.checkpoints = CheckpointFigures()
         self.checkpointer: Checkpointer | None = None
         self.quotas = QuotaKeeper(config.quotas())
@@ -91,6 +97,8 @@ class Coordinator:
         for connection in self.connections:
             connection.flush()
         self.watching.tick()
+        for told in self.on_tick:
+            told(now_s)
 
     def execute(self, effects: Iterable[Effect]) -> None:
         """Does what the core wants done. What cannot be delivered is dropped: the core's deadlines cover it."""

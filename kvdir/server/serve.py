@@ -21,9 +21,12 @@ from grpc_health.v1 import health_pb2
 from kvdir.errors import ConfigError
 from kvdir.obs.http import HttpSide, LoopPulse
 from kvdir.obs.logs import say
-from kvdir.server.app import SERVICES, build_coordinator, build_server
+from kvdir.server.app import build_coordinator, build_server
 from kvdir.server.config import CoordinatorConfig, split_address
 from kvdir.server.coordinator import Coordinator
+from kvdir.server.lookup_workers import LookupWorkers
+from kvdir.server.services import HEALTH_NAMES
+from kvdir.server.shared_port import SharedPort
 from kvdir.server.ticker import run_ticker
 
 log = logging.getLogger("kvdir.serve")
@@ -97,11 +100,12 @@ async def _first(*waits: Awaitable[object]) -> None:
 async def running(coordinator: Coordinator) -> AsyncIterator[Bound]:
     """The coordinator, listening; leaving the block stops it within its grace. Tests use this with port 0."""
     config = coordinator.config
-    server, healthy = build_server(coordinator)
     host, port = split_address(config.listen)
-    port = _bind(server, host, port)
     pulse = LoopPulse(limit_s=_ALIVE_S)
     async with contextlib.AsyncExitStack() as stack:
+        workers = _workers(coordinator, host, port, stack)
+        server, healthy = build_server(coordinator)
+        port = _bind(server, host, workers.port if workers is not None else port)
         http = ""
         if config.http_listen:
             side = HttpSide(
@@ -109,24 +113,41 @@ async def running(coordinator: Coordinator) -> AsyncIterator[Bound]:
                 coordinator.metrics,
                 refresh=_refresher(coordinator),
                 alive=pulse.fault,
-                ready=lambda: _not_ready(coordinator),
-                remark=lambda: _remark(coordinator),
+                ready=lambda: _not_ready(coordinator, workers),
+                remark=lambda: _remark(coordinator, workers),
             )
             stack.callback(side.close)
             http = f"{side.address[0]}:{side.address[1]}"
         await server.start()
-        for service in ("", *SERVICES):
+        for service in HEALTH_NAMES:
             await healthy.set(service, health_pb2.HealthCheckResponse.SERVING)
         ticker = asyncio.create_task(run_ticker(coordinator, pulse.beat))
         stack.push_async_callback(_keep_checkpoint(coordinator))
         try:
+            if workers is not None:
+                await workers.start()
             yield Bound(f"{host}:{port}", http, coordinator.version, ticker)
         finally:
             await healthy.enter_graceful_shutdown()
             coordinator.drain()
+            if workers is not None:
+                await workers.close()  # before the calls that they pass on lose their other end
             await server.stop(config.grace_s)
             ticker.cancel()
             await asyncio.gather(ticker, return_exceptions=True)
+
+
+def _workers(coordinator: Coordinator, host: str, port: int, stack: contextlib.AsyncExitStack) -> LookupWorkers | None:
+    """Lookup workers, if there are to be any, not started yet; their place and port are given up with the stack."""
+    place = coordinator.place
+    if place is None:
+        return None
+    stack.callback(place.close)
+    shared = SharedPort(host, port)
+    stack.callback(shared.close)
+    workers = LookupWorkers(coordinator.config, place, shared)
+    coordinator.metrics.workers = workers
+    return workers
 
 
 def _keep_checkpoint(coordinator: Coordinator) -> Callable[[], Awaitable[None]]:
@@ -182,14 +203,17 @@ def _refresher(coordinator: Coordinator) -> Callable[[], None]:
     return ask
 
 
-def _not_ready(coordinator: Coordinator) -> str:
+def _not_ready(coordinator: Coordinator, workers: LookupWorkers | None) -> str:
+    if workers is not None and not workers.started:
+        return "lookup workers are starting"
     if coordinator.draining:
         return "draining"
     return "warming: some node has not restated what it holds since the start" if coordinator.directory.warming else ""
 
 
-def _remark(coordinator: Coordinator) -> str:
-    return "(partial: some live node has not restated what it holds)" if coordinator.directory.partial else ""
+def _remark(coordinator: Coordinator, workers: LookupWorkers | None) -> str:
+    partial = "(partial: some live node has not restated what it holds)" if coordinator.directory.partial else ""
+    return " ".join(filter(None, (partial, workers.fault() if workers is not None else "")))
 
 
 async def _wait_streams(coordinator: Coordinator, grace_s: float) -> None:

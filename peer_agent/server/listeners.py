@@ -18,9 +18,9 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from prometheus_client.registry import Collector
 
 from kvdir.errors import ConfigError
+from kvdir.obs.call_figures import CallFigures
 from kvdir.obs.http import HttpSide, LoopPulse
 from kvdir.obs.logs import say
-from kvdir.obs.metrics import CallFigures
 from kvdir.rpc.channel import server_options
 from kvdir.rpc.interceptors import EdgeInterceptor
 from peer_agent.server.config import AgentConfig, join_address, split_address

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from kvdir.core.outbox import OwnerOutbox
-from kvdir.obs.metrics import CallFigures
+from kvdir.obs.call_figures import CallFigures
 from peer_agent.memory.pages import Pages
 from peer_agent.server.device_metrics import device_families
 from peer_agent.server.peers import Peers

@@ -256,7 +256,9 @@ async def test_stream_is_given_up_when_nothing_comes_for_long(monkeypatch: pytes
         patient = asyncio.create_task(client.lookup(DIGEST, BLOCKS, deadline_s=30.0))
         with pytest.raises(DeadlineExceeded):
             await client.lookup(DIGEST, BLOCKS, deadline_s=0.3)
-        with pytest.raises(Unavailable, match="no answer for"):
+        await eventually(lambda: silent.reads == 3)  # the patient one asks again, over a connection of its own
+        silent.broken.set()
+        with pytest.raises(Unavailable, match="broken"):
             await patient
 
 
@@ -288,7 +290,7 @@ async def test_lookups_under_way_end_when_the_client_is_closed() -> None:
 
 @contextlib.asynccontextmanager
 async def _served_source(source: Any) -> AsyncIterator[tuple[Any, str]]:
-    from kvdir.obs.metrics import CallFigures
+    from kvdir.obs.call_figures import CallFigures
     from kvdir.server.directory_service import DirectoryService
 
     bugs: list[Exception] = []

@@ -1,0 +1,53 @@
+"""Calls that a lookup worker does not answer itself, carried to the main process as they are: bytes, deadline, metadata, end.
+
+Rules: a message is read only when the one before it was taken at the other side, in both directions; whichever side ends or
+breaks off the call, the other side hears it with its reason. Nothing is looked into, so no worker needs to know what main
+learns to say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+_OWN = ("user-agent", "grpc-", ":", "te", "content-type")
+"""Metadata that each connection makes for itself."""
+
+
+def pass_through(channel: grpc.aio.Channel, service: str, methods: Iterable[str]) -> dict[str, Any]:
+    """Handlers by method name. service: full name, such as "kvdir.v1.Admin"."""
+    return {name: grpc.stream_stream_rpc_method_handler(_handler(channel, f"/{service}/{name}")) for name in methods}
+
+
+def _handler(channel: grpc.aio.Channel, method: str) -> Any:
+    carried: Any = channel.stream_stream(method)
+
+    async def handle(request_iterator: Any, context: Any) -> None:
+        metadata = [item for item in context.invocation_metadata() or () if not item[0].startswith(_OWN)]
+        call = carried(timeout=context.time_remaining(), metadata=grpc.aio.Metadata(*metadata))
+        up = asyncio.create_task(_carry_up(context, call))
+        try:
+            async for message in call:
+                await context.write(message)
+            context.set_trailing_metadata(tuple(await call.trailing_metadata() or ()))
+        except grpc.aio.AioRpcError as error:
+            await context.abort(error.code(), error.details() or "", tuple(error.trailing_metadata() or ()))
+        finally:
+            call.cancel()
+            up.cancel()
+            await asyncio.gather(up, return_exceptions=True)
+
+    return handle
+
+
+async def _carry_up(context: Any, call: Any) -> None:
+    try:
+        while (message := await context.read()) is not grpc.aio.EOF:
+            await call.write(message)
+        await call.done_writing()
+    except (grpc.RpcError, asyncio.InvalidStateError):
+        return  # the call has ended; whoever reads its answers hears why

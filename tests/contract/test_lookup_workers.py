@@ -1,0 +1,292 @@
+"""Lookup workers beside a coordinator in this process: who answers what, what is passed on, and what is counted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import itertools
+import os
+import socket
+import urllib.request
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from kvdir.client.aio import DirectoryClient
+from kvdir.core.answer import LookupMode
+from kvdir.core.event import Event
+from kvdir.core.region_directory import RegionDirectory
+from kvdir.errors import ConfigError, KvdirError, TooLarge, UnknownNamespace
+from kvdir.fingerprint import Fingerprints
+from kvdir.index import RegionReader
+from kvdir.location import MinTrust, StreamState, Tier
+from kvdir.rpc.channel import server_options
+from kvdir.rpc.lookup_codec import decode_lookup, encode_lookup_request
+from kvdir.server.app import build_coordinator
+from kvdir.server.lookup_workers import LookupWorkers
+from kvdir.server.pass_through import pass_through
+from kvdir.server.region_source import RegionSource, WorkerCounters
+from kvdir.server.serve import running
+from kvdir.server.shared_port import SharedPort
+from kvdir.server.worker_place import WorkerPlace
+from kvdir.testing.fake_node import EXAMPLE_NAMESPACE, FakeNode, some_fingerprints
+from kvdir.testing.served import FAST_CONFIG, Served, serving
+from kvdir.testing.wait import eventually
+from kvdir.v1 import directory_pb2
+
+DIGEST = EXAMPLE_NAMESPACE.digest
+BLOCKS = some_fingerprints(64)
+WITH_WORKERS = replace(FAST_CONFIG, lookup_workers=1)
+
+
+@contextlib.asynccontextmanager
+async def holding(served: Served, name: str = "n1") -> AsyncIterator[FakeNode]:
+    async with FakeNode(served.address, name) as node:
+        await node.synced()
+        node.store(BLOCKS)
+        await node.synced()
+        yield node
+
+
+def workers_of(served: Served) -> LookupWorkers:
+    workers = served.coordinator.metrics.workers
+    assert isinstance(workers, LookupWorkers)
+    return workers
+
+
+@contextlib.asynccontextmanager
+async def at_worker(served: Served) -> AsyncIterator[grpc.aio.Channel]:
+    """A connection that the kernel gave to a worker: main counts no health check there."""
+    for _ in range(200):
+        async with grpc.aio.insecure_channel(served.address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+            checks = served.coordinator.metrics.calls.methods
+            before = sum(checks["Check"].by_code.values()) if "Check" in checks else 0
+            await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+            if before == (sum(checks["Check"].by_code.values()) if "Check" in checks else 0):
+                yield channel
+                return
+    raise AssertionError("200 connections and none to a worker")
+
+
+async def test_worker_answers_as_the_directory_does_and_passes_on_the_rest() -> None:
+    async with serving(WITH_WORKERS) as served, holding(served), at_worker(served) as channel:
+        lookup: Any = channel.unary_unary(
+            "/kvdir.v1.Directory/Lookup",
+            request_serializer=directory_pb2.LookupRequest.SerializeToString,
+            response_deserializer=directory_pb2.LookupResponse.FromString,
+        )
+
+        async def ask(fingerprints: Fingerprints, *, digest: bytes = DIGEST, touch: bool = False) -> Any:
+            return await lookup(encode_lookup_request(digest, fingerprints, mode=LookupMode.SPARSE, touch=touch), timeout=5.0)
+
+        counters, methods = served.coordinator.directory.counters, served.coordinator.metrics.calls.methods
+        answer = decode_lookup(await ask(BLOCKS))
+        assert (answer.hits, answer.nodes[0].node, answer.nodes[0].state) == (64, "n1", StreamState.SYNCED)
+        assert (answer.lag_s, answer.source) == (0.0, "coordinator")
+        assert counters.lookups == 0
+        assert (await ask(BLOCKS, touch=True)).hits == 64
+        assert counters.lookups == 1  # only main may write
+        with pytest.raises(grpc.aio.AioRpcError, match="example") as caught:
+            await ask(BLOCKS, digest=bytes(32))
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        assert ("kvdir-code", UnknownNamespace.code) in tuple(caught.value.trailing_metadata() or ())
+        with pytest.raises(grpc.aio.AioRpcError, match="4096") as caught:
+            await ask(some_fingerprints(4097))
+        assert ("kvdir-code", TooLarge.code) in tuple(caught.value.trailing_metadata() or ())
+        status: Any = channel.unary_unary("/kvdir.v1.Admin/Status")
+        await status(b"", timeout=5.0)
+        assert methods["Status"].by_code == {"OK": 1}
+        served.coordinator.refresh_metrics()
+        await eventually(lambda: workers_of(served).figures()[0].counters["passed_on"] == 2)
+        page = await asyncio.to_thread(_page, f"http://{served.http}/metrics")
+        assert "kvdir_lookups_total 2.0" in page
+        assert "kvdir_lookups_passed_on_total 2.0" in page
+        assert "kvdir_lookup_workers 1.0" in page
+        ready = await asyncio.to_thread(_page, f"http://{served.http}/readyz")
+        assert ready.startswith("ok")
+
+
+async def test_node_is_synced_when_its_stream_passes_through_a_worker() -> None:
+    """Many connections, so that both processes get some; every stream works, and a killed worker only costs a reconnect."""
+    async with serving(WITH_WORKERS) as served, contextlib.AsyncExitStack() as stack:
+        nodes = [await stack.enter_async_context(holding(served, f"n{number}")) for number in range(8)]
+        assert len(served.coordinator.directory.nodes) == 8
+        pid = workers_of(served).pids()[0]
+        os.kill(pid, 9)
+        await eventually(lambda: workers_of(served).restarts == 1 and workers_of(served).up == {0})
+        for node in nodes:
+            node.store(some_fingerprints(8, seed=5))
+        for node in nodes:
+            await node.synced()
+        for _ in range(4):
+            async with DirectoryClient(served.address) as client:
+                answer = await client.lookup(DIGEST, some_fingerprints(8, seed=5))
+                assert (answer.hits, len(answer.nodes)) == (8, 8)
+
+
+async def test_region_gives_the_directorys_answers_when_it_lies_there() -> None:
+    """Nodes synced and not, several tiers and sets, a hidden node: as a worker reads it, without a process of its own."""
+
+    async def no_main(request: Any) -> Any:
+        raise KvdirError("passed on")
+
+    async with serving(WITH_WORKERS) as served, holding(served, "n1") as first, holding(served, "n2") as second:
+        directory, place = served.coordinator.directory, served.coordinator.place
+        assert place is not None
+        first.remove(BLOCKS.slice(16, 8))
+        first.store(BLOCKS.slice(0, 8), Tier.DISK)
+        await first.synced()
+        second.outbox.lose()
+        second.outbox.append(Event.removed(Tier.CPU, DIGEST, BLOCKS.slice(40, 4)))
+        source = RegionSource(
+            RegionDirectory(RegionReader(place.path / "index")), no_main, WorkerCounters(), max_fingerprints=4096
+        )
+        asked = Fingerprints(BLOCKS.packed + some_fingerprints(8, seed=9).packed, BLOCKS.width)
+
+        def same(mode: LookupMode, min_trust: MinTrust) -> bool:
+            request = encode_lookup_request(DIGEST, asked, mode=mode, touch=False, min_trust=min_trust)
+            answer: Any = source.lookup(request)
+            found = decode_lookup(answer)
+            direct = directory.lookup(
+                DIGEST, asked, prefix=mode is LookupMode.PREFIX, min_trust=min_trust, now_s=served.coordinator.now_s()
+            )
+            return _readable(found) == _readable(direct) and found.below_trust == direct.below_trust
+
+        for mode, min_trust in itertools.product(LookupMode, MinTrust):
+            await eventually(
+                functools.partial(same, mode, min_trust), what=f"the same answer within a tick: {mode}, {min_trust}"
+            )
+        assert source.counters.lookups > 0
+
+
+def _readable(answer: Any) -> Any:
+    names = [(node.node, node.epoch, node.state) for node in answer.nodes]
+    runs = [(run.start, run.count, sorted((names[index], tier) for index, tier in run.holders)) for run in answer]
+    return runs, answer.hits, answer.asked, sorted(names)
+
+
+async def test_calls_pass_through_as_they_are() -> None:
+    """Metadata, deadline, streams both ways, errors with trailing metadata, and the end from either side."""
+    seen: dict[str, Any] = {"ended": 0}
+
+    async def echo(request_iterator: Any, context: Any) -> None:
+        seen["metadata"] = dict(context.invocation_metadata())
+        seen["remaining_s"] = context.time_remaining()
+        try:
+            while (item := await context.read()) is not grpc.aio.EOF:
+                if item == b"fail":
+                    await context.abort(grpc.StatusCode.ABORTED, "as you wish", (("kvdir-code", "stale-epoch"),))
+                await context.write(item * 2)
+            context.set_trailing_metadata((("said", "goodbye"),))
+        finally:
+            seen["ended"] += 1
+
+    async with contextlib.AsyncExitStack() as stack:
+        main = await stack.enter_async_context(_server({"Echo": grpc.stream_stream_rpc_method_handler(echo)}))
+        channel = await stack.enter_async_context(grpc.aio.insecure_channel(main))
+        front = await stack.enter_async_context(_server(pass_through(channel, "test.Echo", ["Echo"])))
+        client = await stack.enter_async_context(grpc.aio.insecure_channel(front))
+        method: Any = client.stream_stream("/test.Echo/Echo")
+        call = method(timeout=30.0, metadata=(("kvdir-request-id", "r1"),))
+        for item in (b"a", b"b" * 100_000):
+            await call.write(item)
+            assert await call.read() == item * 2
+        assert seen["metadata"]["kvdir-request-id"] == "r1"
+        assert 0 < seen["remaining_s"] <= 30.0
+        await call.done_writing()
+        assert await call.read() is grpc.aio.EOF
+        assert dict(await call.trailing_metadata())["said"] == "goodbye"
+
+        call = method()
+        await call.write(b"fail")
+        with pytest.raises(grpc.aio.AioRpcError, match="as you wish") as caught:
+            await call.read()
+        assert caught.value.code() is grpc.StatusCode.ABORTED
+        assert dict(caught.value.trailing_metadata() or ())["kvdir-code"] == "stale-epoch"
+
+        call = method()
+        await call.write(b"a")
+        await call.read()
+        assert seen["ended"] == 2
+        call.cancel()
+        await eventually(lambda: seen["ended"] == 3)
+
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await method(timeout=0.1).read()
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        one: Any = client.unary_unary("/test.Echo/Echo")
+        assert await one(b"x") == b"xx"
+
+
+async def test_coordinator_is_refused_when_the_port_is_in_use_by_any_kind_of_server() -> None:
+    alone, shared = FAST_CONFIG, WITH_WORKERS
+    for first in (alone, shared):
+        async with serving(first) as served:
+            for second in (alone, shared):
+                config = replace(second, listen=served.address, http_listen="")
+                with pytest.raises(ConfigError, match="cannot be used"):
+                    async with running(build_coordinator(config)):
+                        raise AssertionError("two coordinators on one port")
+
+
+async def test_nothing_is_left_when_a_coordinator_with_workers_ends(tmp_path: Path) -> None:
+    async with serving(WITH_WORKERS) as served:
+        place = served.coordinator.place
+        assert place is not None
+        assert (place.path / "main").is_socket()
+        pids = workers_of(served).pids()
+        assert len(pids) == 1
+    assert not place.path.exists()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pids[0], 0)
+
+
+def test_leftovers_are_removed_when_their_coordinator_is_dead(tmp_path: Path) -> None:
+    living = WorkerPlace(tmp_path)
+    dead = WorkerPlace(tmp_path)
+    os.close(dead._lock)  # as the kernel does at its end
+    third = WorkerPlace(tmp_path)
+    assert living.path.exists()
+    assert not dead.path.exists()
+    living.close()
+    third.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_configuration_is_refused_with_the_fix_when_there_is_no_shared_memory(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="tmpfs"):
+        WorkerPlace(tmp_path / "none")
+
+
+def test_port_is_nobodys_when_nobody_listens_on_it() -> None:
+    port = SharedPort("127.0.0.1", 0)
+    with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port.port)):
+        pass
+    with pytest.raises(ConfigError, match="cannot be used"):
+        SharedPort("127.0.0.1", port.port)
+    port.close()
+    SharedPort("127.0.0.1", port.port).close()
+
+
+@contextlib.asynccontextmanager
+async def _server(handlers: dict[str, Any]) -> AsyncIterator[str]:
+    server = grpc.aio.server(options=server_options())
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Echo", handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0.5)
+
+
+def _page(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=5.0) as response:
+        return str(response.read().decode())
