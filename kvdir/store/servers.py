@@ -44,11 +44,10 @@ class Lane(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One command for whoever has the slot. ask: for whom the cluster sent us to, this once."""
+    """One command for whoever has the slot."""
 
     slot: int
     command: tuple[Argument, ...]
-    ask: Address | None = None
 
 
 class _Again(Exception):
@@ -149,19 +148,18 @@ class Servers:
         groups: dict[Address, list[int]] = {}
         try:
             for index, request in waiting.items():
-                groups.setdefault(request.ask or self._topology.address(request.slot), []).append(index)
+                groups.setdefault(self._topology.address(request.slot), []).append(index)
         except StoreUnavailable as error:
             await self._learn()
             return {str(error)}
         answers = await asyncio.gather(
-            *(self._send(address, [waiting[index] for index in indices], lane) for address, indices in groups.items())
+            *(self._send(address, [waiting[index].command for index in indices], lane) for address, indices in groups.items())
         )
         verdicts: dict[Again, Address] = {}
         for (address, indices), answer in zip(groups.items(), answers, strict=True):
             for index, reply in zip(indices, answer, strict=True):
                 if isinstance(reply, Again):
                     verdicts[reply] = address
-                    waiting[index] = Request(waiting[index].slot, waiting[index].command, reply.ask)
                 else:
                     replies[index] = reply
                     del waiting[index]
@@ -178,22 +176,13 @@ class Servers:
         if any(verdict.elsewhere for verdict in verdicts):
             await self._learn()
 
-    async def _send(self, address: Address, requests: Sequence[Request], lane: Lane) -> list[object]:
-        """Per request the reply, or Again. Raises what a reply means if trying again would not help."""
-        commands: list[tuple[Argument, ...]] = []
-        for request in requests:
-            commands += [("ASKING",), request.command] if request.ask else [request.command]
+    async def _send(self, address: Address, commands: Sequence[tuple[Argument, ...]], lane: Lane) -> list[object]:
+        """Per command the reply, or Again. Raises what a reply means if trying again would not help."""
         try:
             replies = await self._exchange(address, commands, lane)
         except _Again as again:
-            return [Again(str(again), elsewhere=True)] * len(requests)
-        skipped = iter(replies)
-        out: list[object] = []
-        for request in requests:
-            if request.ask:
-                next(skipped)
-            out.append(self._judged(next(skipped), address))
-        return out
+            return [Again(str(again), elsewhere=True)] * len(commands)
+        return [self._judged(reply, address) for reply in replies]
 
     async def _exchange(self, address: Address, commands: Sequence[tuple[Argument, ...]], lane: Lane) -> list[object]:
         """Raw replies, errors among them. Raises _Again when the connection cannot be had or breaks."""

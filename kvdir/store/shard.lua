@@ -14,6 +14,9 @@
 --                        more than listpack encoding bears; and an empty field, so that an evicted bucket is told from an empty one
 --   {tag}:<i>:w   hash   tail -> holders, of those with "w"
 --
+-- A cluster may be moving the slot to another master, key by key. A function then fails at the first key that is gone or new, at
+-- any place; so what is written first is what does no harm alone, and what a failed write changed is counted all the same.
+--
 -- Linear hashing (Litwin 1980): of k buckets, 2^l <= k, a block is in h mod 2^l, or, where that one is split already, in
 -- h mod 2^(l+1). A write that leaves more than FILL blocks a bucket splits as many as it takes; buckets never merge.
 
@@ -30,9 +33,13 @@ local function open_shard(key, id)
   return {key = key, base = key:sub(1, -2) .. r[2] .. ':', k = k, size = size, blocks = tonumber(r[4]), missing = 0}
 end
 
-local function bucket_of(shard, tail)
+local function hash(tail)
   local a, b, c, d = tail:byte(1, 4)
-  local h = a + b * 256 + c * 65536 + d * 16777216
+  return a + b * 256 + c * 65536 + d * 16777216
+end
+
+local function bucket_of(shard, tail)
+  local h = hash(tail)
   local n = h % shard.size
   if n < shard.k - shard.size then n = h % (shard.size * 2) end
   return n
@@ -54,18 +61,20 @@ local function get(shard, name, tail)
     redis.call('HSET', name, '', '')
     return nil, false
   end
-  if r[2] == 'w' then return redis.call('HGET', shard.base .. 'w', tail) or '', true end
-  return r[2] or nil, false
+  if r[2] ~= 'w' then return r[2] or nil, false end
+  local holders = redis.call('HGET', shard.base .. 'w', tail)
+  if not holders then shard.missing = shard.missing + 1 end
+  return holders or '', true
 end
 
 local function put(shard, name, tail, holders, wide)
   if #holders > INLINE then
-    if not wide then redis.call('HSET', name, tail, 'w') end
     redis.call('HSET', shard.base .. 'w', tail, holders)
+    if not wide then redis.call('HSET', name, tail, 'w') end
     return
   end
-  if wide then redis.call('HDEL', shard.base .. 'w', tail) end
   if holders == '' then redis.call('HDEL', name, tail) else redis.call('HSET', name, tail, holders) end
+  if wide then redis.call('HDEL', shard.base .. 'w', tail) end
 end
 
 local function rewrite(name, fields)
@@ -74,35 +83,35 @@ local function rewrite(name, fields)
 end
 
 local function split(shard)
-  local from, to = shard.k - shard.size, shard.k
-  shard.k = shard.k + 1
-  if shard.k == shard.size * 2 then shard.size = shard.k end
+  local from, to, size = shard.k - shard.size, shard.k, shard.size * 2
   local all = redis.call('HGETALL', shard.base .. from)
   local stay, move = {'', ''}, {'', ''}
   if #all == 0 then shard.missing = shard.missing + 1 end
   for at = 1, #all, 2 do
     local tail = all[at]
     if tail ~= '' then
-      local target = bucket_of(shard, tail) == from and stay or move
+      local target = hash(tail) % size == from and stay or move
       target[#target + 1], target[#target + 2] = tail, all[at + 1]
     end
   end
-  rewrite(shard.base .. from, stay)
   rewrite(shard.base .. to, move)
+  rewrite(shard.base .. from, stay)
+  shard.k = to + 1
+  if shard.k == size then shard.size = size end
 end
 
--- Writes back what changed. deltas: per holder; blocks: distinct ones that came or went.
-local function close_shard(shard, deltas, blocks)
-  local k = shard.k
+-- Writes back what changed. deltas: per holder; shard.blocks: distinct ones. Returns the error of a split that failed.
+local function close_shard(shard, deltas)
   for holder, n in pairs(deltas) do
     if n ~= 0 and redis.call('HINCRBY', shard.key, 'n' .. holder, n) <= 0 then
       redis.call('HDEL', shard.key, 'n' .. holder)
     end
   end
-  while shard.blocks + blocks > FILL * shard.k do split(shard) end
-  if blocks ~= 0 then redis.call('HINCRBY', shard.key, 'b', blocks) end
-  if shard.k ~= k then redis.call('HSET', shard.key, 'k', shard.k) end
+  local fine, failed = true, nil
+  while fine and shard.blocks > FILL * shard.k do fine, failed = pcall(split, shard) end
+  redis.call('HSET', shard.key, 'k', shard.k, 'b', shard.blocks)
   if shard.missing > 0 then redis.call('HINCRBY', shard.key, 'l', shard.missing) end
+  return not fine and redis.error_reply(failed) or nil
 end
 
 -- Frees what a store that is gone has left: nobody would ever meet it again.
@@ -143,6 +152,26 @@ local function admit(shard, node, token, write, acknowledged)
   redis.call('HSET', shard.key, 'f' .. node, token .. ' ' .. write)
 end
 
+-- One change of one holder; counts what it changed as it goes.
+local function apply(shard, add, holder, tails, deltas)
+  for i = 1, #tails, TAIL do
+    local tail = tails:sub(i, i + TAIL - 1)
+    local name = shard.base .. bucket_of(shard, tail)
+    local holders, wide = get(shard, name, tail)
+    local found = holders and position(holders, holder)
+    if add and not found then
+      put(shard, name, tail, (holders or '') .. holder, wide)
+      deltas[holder] = deltas[holder] + 1
+      if not holders then shard.blocks = shard.blocks + 1 end
+    elseif not add and found then
+      holders = without(holders, found)
+      put(shard, name, tail, holders, wide)
+      deltas[holder] = deltas[holder] - 1
+      if holders == '' then shard.blocks = shard.blocks - 1 end
+    end
+  end
+end
+
 -- args: store id, node, token, write, newest write acknowledged here, then (op, holder, tails) ...; op is "+" or "-".
 -- Without a node there is no writer to check. Returns how many blocks each op changed.
 local function write(keys, args)
@@ -152,30 +181,19 @@ local function write(keys, args)
     local refused = admit(shard, args[2], args[3], args[4], args[5])
     if refused then return refused end
   end
-  local changed, deltas, blocks = {}, {}, 0
+  local changed, deltas = {}, {}
   for at = 6, #args, 3 do
-    local add, holder, tails, n = args[at] == '+', args[at + 1], args[at + 2], 0
-    for i = 1, #tails, TAIL do
-      local tail = tails:sub(i, i + TAIL - 1)
-      local name = shard.base .. bucket_of(shard, tail)
-      local holders, wide = get(shard, name, tail)
-      local found = holders and position(holders, holder)
-      if add and not found then
-        put(shard, name, tail, (holders or '') .. holder, wide)
-        n = n + 1
-        if not holders then blocks = blocks + 1 end
-      elseif not add and found then
-        holders = without(holders, found)
-        put(shard, name, tail, holders, wide)
-        n = n + 1
-        if holders == '' then blocks = blocks - 1 end
-      end
+    local holder = args[at + 1]
+    local before = deltas[holder] or 0
+    deltas[holder] = before
+    local fine, failed = pcall(apply, shard, args[at] == '+', holder, args[at + 2], deltas)
+    if not fine then
+      close_shard(shard, deltas)
+      return redis.error_reply(failed)
     end
-    changed[#changed + 1] = n
-    deltas[holder] = (deltas[holder] or 0) + (add and n or -n)
+    changed[#changed + 1] = math.abs(deltas[holder] - before)
   end
-  close_shard(shard, deltas, blocks)
-  return changed
+  return close_shard(shard, deltas) or changed
 end
 
 -- args: store id, tails. Returns {buckets found missing, u16 per tail: 0 or a number from 1, the holders of number 1, 2, ...}.
@@ -189,7 +207,10 @@ local function lookup(keys, args)
     local r = redis.call('HMGET', shard.base .. bucket_of(shard, tail), '', tail)
     local holders, id = r[2], '\0\0'
     if not r[1] then missing = missing + 1 end
-    if holders == 'w' then holders = redis.call('HGET', shard.base .. 'w', tail) end
+    if holders == 'w' then
+      holders = redis.call('HGET', shard.base .. 'w', tail)
+      if not holders then missing = missing + 1 end
+    end
     if holders then
       id = numbers[holders]
       if not id then
@@ -228,9 +249,9 @@ local function present(keys, args)
   return out
 end
 
--- Takes the dead from one bucket.
+-- Takes the dead from one bucket; returns how many (holder, block) pairs that freed.
 local function clean(shard, n, dead, deltas)
-  local name, freed, gone = shard.base .. n, 0, 0
+  local name, freed = shard.base .. n, 0
   local all = redis.call('HGETALL', name)
   if #all == 0 then
     shard.missing = shard.missing + 1
@@ -251,10 +272,10 @@ local function clean(shard, n, dead, deltas)
         end
       end
       if #kept * 4 ~= #holders or holders == '' then put(shard, name, tail, table.concat(kept), wide) end
-      if #kept == 0 then gone = gone + 1 end
+      if #kept == 0 then shard.blocks = shard.blocks - 1 end
     end
   end
-  return freed, gone
+  return freed
 end
 
 -- args: store id, packed dead holders, most buckets, then nodes whose fence may go. Returns {pairs freed, buckets looked at}.
@@ -267,13 +288,17 @@ local function sweep(keys, args)
   local dead, deltas = {}, {}
   for i = 1, #args[2], 4 do dead[args[2]:sub(i, i + 3)] = true end
   if not next(dead) then return {0, 0} end
-  local cursor, freed, blocks, looked = tonumber(redis.call('HGET', shard.key, 'c')), 0, 0, 0
+  local cursor, freed, looked = tonumber(redis.call('HGET', shard.key, 'c')), 0, 0
   if cursor == 0 then redis.call('HSET', shard.key, 'p', args[2]) end
   while cursor < shard.k and looked < tonumber(args[3]) do
-    local more, gone = clean(shard, cursor, dead, deltas)
-    freed, blocks, cursor, looked = freed + more, blocks - gone, cursor + 1, looked + 1
+    local fine, result = pcall(clean, shard, cursor, dead, deltas)
+    if not fine then
+      close_shard(shard, deltas)
+      return redis.error_reply(result)
+    end
+    freed, cursor, looked = freed + result, cursor + 1, looked + 1
   end
-  close_shard(shard, deltas, blocks)
+  close_shard(shard, deltas)
   if cursor == shard.k then
     local known = redis.call('HGET', shard.key, 'p')
     for i = 1, #known, 4 do redis.call('HDEL', shard.key, 'n' .. known:sub(i, i + 3)) end

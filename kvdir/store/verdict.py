@@ -17,11 +17,10 @@ _DENIED = frozenset({"NOAUTH", "WRONGPASS", "NOPERM"})
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """Try again. elsewhere: who serves the slot has changed. ask: only this once, at that address."""
+    """Try again. elsewhere: who serves the slot may have changed. load: the server lacks the functions."""
 
     reason: str
     elsewhere: bool = False
-    ask: tuple[str, int] | None = None
     load: bool = False
 
 
@@ -32,7 +31,9 @@ def judge(error: ReplyError, where: str) -> Again | KvdirError:
         case "MOVED":
             return Again("moved", elsewhere=True)
         case "ASK":
-            return Again("ask", ask=address_of(rest.rpartition(" ")[2]))
+            # A slot on its way to another master. Not followed: the shard's record is there, but maybe not yet all its buckets,
+            # and a function there would take those for evicted. It lasts as long as the slot takes to move.
+            return Again("migrating")
         case "KVLOST":
             return StoreLost(f"{where}: {rest}: take the node again and compare counts, or open the store again")
         case "KVFENCED":
@@ -55,14 +56,8 @@ def judge(error: ReplyError, where: str) -> Again | KvdirError:
         return StoreRefused(f"{where} does not let us in or do this ({kind}): check user, password and ACL of the store URL")
     if rest.startswith("Function not found"):
         return Again("no-functions", load=True)
-    if "non local key" in rest:  # the slot is being moved to another master
-        return Again("migrating", elsewhere=True)
+    if "non local key" in rest:  # the same, found out by the function
+        return Again("migrating")
     if rest.lower().startswith("unknown command"):
         return StoreRefused(f"{where} knows no functions: kvdir needs Redis 7.0 or Valkey 7.2, or newer")
     return StoreRefused(f"{where}: {error}")
-
-
-def address_of(text: str) -> tuple[str, int]:
-    """host:port as redirections have it; IPv6 unbracketed, a cluster-bus port after "@" ignored."""
-    host, _, port = text.partition("@")[0].rpartition(":")
-    return host, int(port)
