@@ -75,6 +75,20 @@ def lookup(output: str, progress: bool | None) -> None:
     run_bench("lookup", measure, output=output, progress=progress)
 
 
+@bench.command(short_help="Lookups in shared memory beside those over gRPC.")
+@output_option
+@progress_option
+def replica(output: str, progress: bool | None) -> None:
+    """Lookups of 1,024 blocks in shared memory beside the same over gRPC: p50, p99, idle and while much changes."""
+
+    def measure(advance: Advance) -> Mapping[str, Any]:
+        from kvdir.cli.bench_replica import run_replica_bench
+
+        return run_replica_bench(advance=advance)
+
+    run_bench("replica", measure, output=output, progress=progress)
+
+
 @bench.command(short_help="Repair by difference: decoding, updates, bytes beside a snapshot.")
 @output_option
 @progress_option

@@ -87,7 +87,7 @@ class Attached:
         if self._closed:
             return nobody(len(fingerprints), "this was closed")
         answer = self._replica.lookup(namespace_digest, fingerprints, mode=mode, min_trust=min_trust)
-        if answer.source != "none":
+        if not answer.reason:
             return answer
         if not self._coordinators:
             return replace(answer, reason=f"{answer.reason}; no coordinators were given")

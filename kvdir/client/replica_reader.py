@@ -1,8 +1,9 @@
 """Lookups in the region of this host: opened when it is there, opened again when it was replaced, and left when it is dead.
 
 Rules:
-- whatever is wrong with the region (none, another version, its writer dead, behind by more than allowed, being changed at this
-  place, a namespace it does not have) is an answer with source "none" and the reason; nothing raises, nothing waits;
+- whatever is wrong with the region (none, another version, its writer dead, too far behind, a namespace that is not
+  in it) is an answer with source "none" and the reason; nothing raises, nothing waits;
+- what could not be read because the writer was at it is a miss, and the answer says that it is not whole;
 - while there is none, it is looked for at most every OPEN_EVERY_S, so that a missing agent costs a lookup next to nothing;
 - a region is let go when the last lookup that uses it has ended, never under one: nobody closes it.
 Thread-safe: what is kept changes in single steps. After a fork the child goes on with the same mapping, which is read-only.
@@ -14,7 +15,7 @@ import glob
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvdir.core.answer import Lookup, LookupMode
 from kvdir.core.region_directory import RegionDirectory
@@ -28,6 +29,7 @@ OPEN_EVERY_S = 0.25
 DEAD_AFTER_S = 2.0
 """Without a beat for so long, the writer is taken for dead; one that lives beats many times a second."""
 
+TORN = "its writer was changing some of these entries all the while, so they are misses here"
 DEFAULT_PLACE = "/dev/shm/kvdir-*.replica"
 """Where agents put the region of their node unless they are told otherwise."""
 
@@ -79,7 +81,7 @@ class ReplicaReader:
     ) -> Lookup:
         """Who is said to hold which of the blocks; source "replica", or "none" with the reason. Microseconds.
 
-        max_lag_s: another one, for this lookup.
+        With source "replica" and a reason the answer is true and not whole: see TORN. max_lag_s: another one, for this lookup.
         """
         now_ns = self._clock_ns()
         region, beat = self._current(now_ns)
@@ -91,7 +93,7 @@ class ReplicaReader:
             return self._nobody(fingerprints, f"namespace {namespace_digest.hex()[:16] or '(empty)'} is not in it")
         prefix = mode is LookupMode.PREFIX
         answer, torn = region.lookup(scope, fingerprints, beat=beat, now_ns=now_ns, prefix=prefix, min_trust=min_trust)
-        return self._nobody(fingerprints, "its writer was changing these entries") if torn else answer
+        return replace(answer, incomplete=True, reason=self._named(TORN)) if torn else answer
 
     def move(self, path: str) -> None:
         """From now on the region is looked for here; "": nowhere."""
@@ -151,7 +153,10 @@ class ReplicaReader:
         return ""
 
     def _nobody(self, fingerprints: Fingerprints, why: str) -> Lookup:
-        return nobody(len(fingerprints), f"replica{' ' if self.path else ''}{self.path or ''}: {why}")
+        return nobody(len(fingerprints), self._named(why))
+
+    def _named(self, why: str) -> str:
+        return f"replica{' ' if self.path else ''}{self.path or ''}: {why}"
 
 
 def nobody(asked: int, reason: str) -> Lookup:

@@ -45,7 +45,8 @@ class Lookup:
     warming: the coordinator has not heard an absolute statement of every known stream since it started. below_trust: how many
     nodes hold some of the blocks but are not named, because the caller asked for more trust. lag_s: how far the answer may be
     behind the directory, 0 from the directory itself. incomplete: entries were evicted for want of memory, so that a position
-    in no run is unknown rather than absent. source: who answered. reason: why nobody did, when source is "none".
+    in no run is unknown rather than absent. source: who answered. reason: why nobody did, when source is "none", or why a
+    replica's answer is not whole.
     """
 
     runs: bytes

@@ -17,6 +17,7 @@ from typing import Any, Self, TypeVar
 import grpc
 import grpc.aio
 
+from kvdir.client.attached import attach
 from kvdir.errors import KvdirError, RemoteProtocolError, StaleEpoch, Unavailable
 from kvdir.fingerprint import Fingerprints
 from kvdir.namespace import Namespace
@@ -66,6 +67,8 @@ class Engine:
         self._copier = DeviceCopier(device) if device is not None else None
         self._channel = grpc.aio.insecure_channel(address, options=client_options())
         self._stub = engine_pb2_grpc.EngineStub(self._channel)
+        self.directory = attach("")
+        """As that of the blocking engine, from the replica only: nothing here waits for a call in the event loop."""
         self._attachment: Attachment | None = None
         self._call: Any = None
         self._attaching: asyncio.Task[None] | None = None
@@ -96,6 +99,7 @@ class Engine:
         """Ends the session: locks and reservations go. Idempotent."""
         self._closed = True
         self._failure = Unavailable(f"{self.address}: this engine was closed")
+        self.directory.close()
         self._drop()
         self._copiers.shutdown(wait=False)  # what is being copied ends by itself
         ending = {*self._reports, *([self._attaching] if self._attaching else ())}
@@ -349,6 +353,7 @@ class Engine:
             if answer is grpc.aio.EOF:
                 raise Unavailable(f"{self.address}: the agent is shutting down")
             attachment = self._attachment = await self._attached_to(answer)
+            self.directory.use(attachment.replica_path)
             call.add_done_callback(lambda _: self._ended(attachment))
         except grpc.aio.AioRpcError as error:
             self._failure = from_rpc_error(error, target=self.address)

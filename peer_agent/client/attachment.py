@@ -115,6 +115,8 @@ class Attachment:
         self.epoch: int = answer.epoch
         self.block_bytes: int = answer.block_bytes
         self.max_fingerprints: int = answer.max_fingerprints
+        self.replica_path: str = answer.replica_path
+        self.coordinators: str = ",".join(answer.coordinators)
         self._releases: list[int] = []
         self._tables: list[PoolTable] = []
         self._closed = False

@@ -20,6 +20,7 @@ from typing import Any, Self
 
 import grpc
 
+from kvdir.client.attached import attach
 from kvdir.errors import KvdirError, RemoteProtocolError, StaleEpoch, Unavailable
 from kvdir.fingerprint import Fingerprints
 from kvdir.namespace import Namespace
@@ -48,6 +49,7 @@ ATTACH_PAUSE_S = 0.5
 class Engine:
     """A session with one agent for one namespace. Use `peer_agent.connect`. deadline_s: of calls that give none.
 
+    directory: lookups in the whole cluster, without a call where the agent keeps a replica; see `kvdir.attach`.
     check: compare each payload's XXH3-64 when it is copied out, on top of header and generation (finds rotten memory).
     prefill_tokens_per_s: how fast this engine recomputes, so that blocks which cost more time than they save stay where they
     are (LoadStatus.SKIPPED); 0: the agent's namespace file may say it, else every hit is worth fetching.
@@ -75,6 +77,7 @@ class Engine:
         self._copier = DeviceCopier(device) if device is not None else None
         self._channel = grpc.insecure_channel(address, options=client_options())
         self._stub = engine_pb2_grpc.EngineStub(self._channel)
+        self.directory = attach("")
         self._lock = threading.Lock()
         self._attachment: Attachment | None = None
         self._call: Any = None
@@ -114,6 +117,7 @@ class Engine:
             self._failure = Unavailable(f"{self.address}: this engine was closed")
             self._drop()
         self._channel.close()
+        self.directory.close()
         if self._attaching is not None:
             self._attaching.join()
 
@@ -191,8 +195,8 @@ class Engine:
         if attachment is None:
             return LookupResult(local=nothing, nominated=nothing, reason=self.failure)
         wish_s = bounded_s(max(deadline_s, 0.0), 0.0)
-        request = attachment.lookup_request(fingerprints, deadline_s=wish_s)
         try:
+            request = attachment.lookup_request(fingerprints, deadline_s=wish_s)
             answer = self._rpc("Lookup", request, time.monotonic() + (wish_s or self._deadline_s))
         except KvdirError as error:
             return LookupResult(local=nothing, nominated=nothing, reason=self._note(error, attachment))
@@ -200,11 +204,10 @@ class Engine:
 
     def prefetch(self, fingerprints: Fingerprints, *, deadline_s: float | None = None) -> int:
         """Asks for blocks in the background; returns how many the agent went to look for (0 when there is no agent)."""
-        wish_s = bounded_s(deadline_s, self._deadline_s)
         attachment = self._session()
         if attachment is None:
             return 0
-        request = attachment.prefetch_request(fingerprints, deadline_s=wish_s)
+        request = attachment.prefetch_request(fingerprints, deadline_s=bounded_s(deadline_s, self._deadline_s))
         try:
             accepted: int = self._rpc("Prefetch", request, time.monotonic() + self._deadline_s).accepted
         except KvdirError as error:
@@ -353,6 +356,7 @@ class Engine:
                     attachment.close()
                     return
                 self._attachment = attachment
+                self.directory.use(attachment.replica_path, coordinators=attachment.coordinators)
             if not call.add_callback(lambda: self._ended(attachment)):
                 self._ended(attachment)
             return

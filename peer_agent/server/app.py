@@ -41,13 +41,16 @@ from peer_agent.server.directory import Coordinators
 from peer_agent.server.engine_service import EngineService
 from peer_agent.server.identity import Identity, Limits
 from peer_agent.server.listeners import Listeners
+from peer_agent.server.load import Directory
 from peer_agent.server.metrics import AgentCollector
 from peer_agent.server.namespaces import read_namespaces
+from peer_agent.server.nearest import NearestDirectory
 from peer_agent.server.own_arena import create_arena, in_words
 from peer_agent.server.peer_service import PeerService
 from peer_agent.server.peers import Peers
 from peer_agent.server.publishing import Publishing
 from peer_agent.server.reader import Reader
+from peer_agent.server.replica import NodeReplica
 from peer_agent.server.staging import MAX_TASKS as STAGING_TASKS
 from peer_agent.server.staging import Stager
 from peer_agent.server.store import Store
@@ -90,7 +93,7 @@ class _Parts:
     tasks: OwnedTasks
     peers: Peers
     turns: Turns
-    directory: Coordinators | None
+    directory: Directory | None
     prefill_tokens_per_s: dict[bytes, float]
     writers: Writers
 
@@ -108,6 +111,7 @@ class Agent:
         self.stager: Stager
         self.reader: Reader
         self.publishing: Publishing
+        self.replica: NodeReplica | None = None
         self._stack = contextlib.AsyncExitStack()
         self._clock = time.monotonic
         self._listeners = Listeners(config, self._stack)
@@ -194,6 +198,8 @@ class Agent:
             tasks=parts.tasks,
             planes=parts.planes,
             pages=parts.arena.pages,
+            replica=self.replica,
+            nearest=parts.directory if isinstance(parts.directory, NearestDirectory) else None,
         )
         pulse = LoopPulse(limit_s=ALIVE_S)
         http_address = self._listeners.serve_http(collector, pulse, not_ready=lambda: "draining" if self._draining else "")
@@ -307,12 +313,18 @@ class Agent:
             clock=self._clock,
         )
 
-    def _build_directory(self) -> Coordinators | None:
+    def _build_directory(self) -> Directory | None:
+        config = self.config
         if self._discovery is None:
             return None
-        directory = Coordinators(self._discovery, node=self.node, timeout_s=self.config.directory_timeout_s, clock=self._clock)
-        self._stack.push_async_callback(directory.close)
-        return directory
+        coordinators = Coordinators(self._discovery, node=self.node, timeout_s=config.directory_timeout_s, clock=self._clock)
+        self._stack.push_async_callback(coordinators.close)
+        if not config.replica:
+            return coordinators
+        self.replica = NodeReplica.open(config, self._discovery, self.store.namespaces.keys())
+        self._stack.push_async_callback(self.replica.close)
+        self.replica.start()
+        return NearestDirectory(coordinators, self.replica.reader, max_lag_s=config.replica_max_lag_s)
 
     def _build_publishing(self, peer_address: str, outbox: OwnerOutbox) -> Publishing:
         identity = PublisherIdentity(
@@ -345,6 +357,8 @@ class Agent:
             arena_id=arena.arena_id,
             arena_bytes=arena.arena_bytes,
             arena_memory=in_words(arena, self.config.numa_node),
+            replica_path=self.config.replica_file,
+            coordinators=self.config.coordinators,
         )
 
     def _limits(self) -> Limits:

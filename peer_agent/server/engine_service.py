@@ -117,6 +117,8 @@ class EngineService(DeviceCalls):
                 block_tokens=namespace.block_tokens,
                 slots=slots,
                 max_fingerprints=self._limits.max_fingerprints,
+                replica_path=self._identity.replica_path,
+                coordinators=self._identity.coordinators,
             )
             await self._closing.wait()
         finally:

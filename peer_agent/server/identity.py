@@ -8,7 +8,8 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
     """epoch: random 64 bits of this lifetime. arena_id: 16 random bytes of the file engines map.
-    arena_memory: in words, for people."""
+    arena_memory: in words, for people. replica_path: of the region engines may look up in; empty: none is kept. coordinators:
+    whom they ask while it cannot be used."""
 
     node: str
     epoch: int
@@ -17,6 +18,8 @@ class Identity:
     arena_id: bytes
     arena_bytes: int
     arena_memory: str
+    replica_path: str = ""
+    coordinators: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

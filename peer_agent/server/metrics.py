@@ -14,9 +14,11 @@ from kvdir.core.outbox import OwnerOutbox
 from kvdir.obs.call_figures import CallFigures
 from peer_agent.memory.pages import Pages
 from peer_agent.server.device_metrics import device_families
+from peer_agent.server.nearest import NearestDirectory
 from peer_agent.server.peers import Peers
 from peer_agent.server.publishing import Publishing
 from peer_agent.server.reader import Reader
+from peer_agent.server.replica import NodeReplica, replica_families
 from peer_agent.server.staging import Stager
 from peer_agent.server.store import Store
 from peer_agent.server.tasks import OwnedTasks
@@ -44,6 +46,8 @@ class AgentCollector:
         tasks: OwnedTasks,
         planes: dict[str, Transport],
         pages: Pages,
+        replica: NodeReplica | None = None,
+        nearest: NearestDirectory | None = None,
     ) -> None:
         self._store = store
         self._stager = stager
@@ -57,12 +61,15 @@ class AgentCollector:
         self._tasks = tasks
         self._planes = planes
         self._pages = pages
+        self._replica = replica
+        self._nearest = nearest
 
     def collect(self) -> Families:
         yield from self._arena()
         yield from device_families(self._stager, self._store)
         yield from self._loads()
         yield from self._stream()
+        yield from self._nominations()
         yield from self._service()
 
     def _arena(self) -> Families:
@@ -135,6 +142,15 @@ class AgentCollector:
         for plane, ratios in self._peers.predictions.items():
             reads.add_metric([plane], ratios.buckets(), ratios.sum)
         yield reads
+
+    def _nominations(self) -> Families:
+        if self._replica is not None:
+            yield from replica_families(self._replica)
+        if self._nearest is not None:
+            asked = CounterMetricFamily("peer_agent_nominations", "Loads by who said whom to ask.", labels=["source"])
+            for source, count in self._nearest.asked.items():
+                asked.add_metric([source], count)
+            yield asked
 
     def _stream(self) -> Families:
         connected = GaugeMetricFamily("peer_agent_publisher_connected", "1 if connected.", labels=["coordinator"])

@@ -32,7 +32,7 @@ class NearestDirectory:
 
     async def nominate(self, namespace_digest: bytes, fingerprints: Fingerprints, *, timeout_s: float) -> Nominations:
         found = self._replica.lookup(namespace_digest, fingerprints, max_lag_s=self._max_lag_s)
-        if found.source == "replica":
+        if not found.reason:
             return self._nominations(found)
         try:
             nominations = await self._coordinators.nominate(namespace_digest, fingerprints, timeout_s=timeout_s)

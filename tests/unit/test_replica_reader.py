@@ -112,13 +112,12 @@ def test_hidden_nodes_are_left_out_and_come_back() -> None:
     ("spoil", "reason"),
     [
         (lambda world: setattr(world, "now_ns", world.now_ns + 3 * S), "process 4.*has not been heard for 3.0 s"),
-        (lambda world: setattr(world.region, "torn", True), "changing these entries"),
         (lambda world: world.beat(behind_s=5.0), "5.0 s behind, max_lag_s is 4"),
         (lambda world: setattr(world.region, "beat_record", b""), "has not said yet"),
         (lambda world: world.roster.namespace_gone(DIGEST), "is not in it"),
         (lambda world: setattr(world, "there", False), "start the agent"),
     ],
-    ids=["dead", "torn", "behind", "no-beat", "no-namespace", "none"],
+    ids=["dead", "behind", "no-beat", "no-namespace", "none"],
 )
 def test_nobody_answers_and_the_reason_is_said_when_the_region_is_of_no_use(spoil: object, reason: str) -> None:
     world = World(max_lag_s=4.0)
@@ -126,6 +125,14 @@ def test_nobody_answers_and_the_reason_is_said_when_the_region_is_of_no_use(spoi
     answer = world.reader.lookup(DIGEST, BLOCKS)
     assert (answer.source, answer.hits, answer.asked, answer.nodes) == ("none", 0, 8, ())
     assert re.search(reason, answer.reason), answer.reason
+
+
+def test_answer_says_that_it_is_not_whole_when_the_writer_was_at_it() -> None:
+    world = World()
+    world.region.torn = True
+    answer = world.reader.lookup(DIGEST, BLOCKS)
+    assert (answer.source, answer.hits, answer.incomplete) == ("replica", 0, True)
+    assert "changing some of these entries" in answer.reason
 
 
 def test_region_is_looked_for_now_and_then_only_while_there_is_none() -> None:

@@ -1,0 +1,104 @@
+"""The replica of the directory that this agent keeps for its node: one owned task, and a reader of its region.
+
+Rules: the region is this agent's alone, so a path that another agent writes is refused at start, with what to do; whatever
+fails later is in the log and in `figures`, and lookups go to the coordinators; it never ends the agent. Does not: follow the
+feed (kvdir/client/replica.py), or decide when a replica is too old to be asked (nearest.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from kvdir.client.addresses import Addresses
+from kvdir.client.discovery import Discovery
+from kvdir.client.replica import Replica, ReplicaFigures
+from kvdir.client.replica_reader import ReplicaReader
+from kvdir.errors import ConfigError
+from kvdir.index import RegionError
+from kvdir.obs.logs import say
+from peer_agent.server.config import ALL_NAMESPACES, AgentConfig
+
+log = logging.getLogger(__name__)
+
+
+class NodeReplica:
+    """reader: looks up in the region, and opens it again by itself when there is a new one."""
+
+    def __init__(self, replica: Replica, path: str, *, unsubscribe: Callable[[], None]) -> None:
+        self.reader = ReplicaReader(path)
+        self._replica = replica
+        self._unsubscribe = unsubscribe
+        self._running: asyncio.Task[None] | None = None
+
+    @classmethod
+    def open(cls, config: AgentConfig, discovery: Discovery, served: Collection[bytes]) -> NodeReplica:
+        """served: digests of the namespaces that this agent serves. Raises ConfigError: the path cannot be had, and why."""
+        addresses = Addresses(name=config.node_name)
+        replica = Replica(
+            addresses,
+            path=config.replica_file,
+            digests=_digests(config, served),
+            name=config.node_name,
+            max_bytes=config.replica_max_bytes,
+        )
+        try:
+            replica.open()
+        except RegionError as error:
+            raise ConfigError([f"replica_path: {error}"]) from error
+        return cls(replica, config.replica_file, unsubscribe=discovery.subscribe(addresses.replace))
+
+    def start(self) -> None:
+        """Follows the coordinators from now on, until `close`."""
+        self._running = asyncio.create_task(self._run(), name="replica")
+
+    async def close(self) -> None:
+        """The region goes, readers are told. Idempotent."""
+        self._unsubscribe()
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait({self._running})
+        self._replica.close()
+
+    def figures(self) -> ReplicaFigures:
+        return self._replica.figures()
+
+    async def _run(self) -> None:
+        try:
+            await self._replica.run()
+        except Exception as error:  # the one owner of this task: says it, and the agent goes on without a replica
+            say(log, logging.ERROR, "the replica ended; lookups go to the coordinators until a restart", error=repr(error))
+            self._replica.close()
+
+
+def replica_families(replica: NodeReplica) -> Iterator[Metric]:
+    """Metrics of a replica; the lag is that of answers given now, infinite before the first copy is whole."""
+    figures = replica.figures()
+    for name, help, value in (
+        ("lag_seconds", "How far the replica may be behind its coordinator.", figures.lag_s),
+        ("blocks", "Blocks in the replica.", figures.blocks),
+        ("bytes", "Memory that the replica takes.", figures.bytes),
+        ("connected", "1 if a coordinator is followed now.", float(figures.connected)),
+        ("incomplete", "1 if entries are missing for want of memory, here or there.", float(figures.incomplete)),
+    ):
+        yield GaugeMetricFamily(f"peer_agent_replica_{name}", help, value=value)
+    for name, help, value in (
+        ("snapshots", "Snapshots begun.", figures.snapshots),
+        ("resumes", "Calls that went on where the last one ended.", figures.resumes),
+        ("faults", "Feeds that made no sense and were begun anew.", figures.faults),
+        ("received_bytes", "Bytes of the feed.", figures.received_bytes),
+        ("applied_blocks", "Changes of blocks applied.", figures.applied_blocks),
+        ("lost_blocks", "Blocks that did not fit.", figures.lost_blocks),
+    ):
+        yield CounterMetricFamily(f"peer_agent_replica_{name}", help, value=value)
+
+
+def _digests(config: AgentConfig, served: Collection[bytes]) -> tuple[bytes, ...]:
+    """Empty: all there are."""
+    wanted = config.replica_namespaces
+    if ALL_NAMESPACES in wanted:
+        return ()
+    return tuple(bytes.fromhex(text) for text in wanted) or tuple(served)
