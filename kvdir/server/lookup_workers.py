@@ -50,6 +50,7 @@ class LookupWorkers:
         self._port = port
         self._supervisors: list[asyncio.Task[None]] = []
         self._processes: dict[int, Process] = {}
+        self._draining = False
         self.started = False
         self.up: set[int] = set()
         self.restarts = 0
@@ -85,10 +86,19 @@ class LookupWorkers:
         missing = self._config.lookup_workers - len(self.up)
         return f"({missing} of {self._config.lookup_workers} lookup workers are down)" if missing else ""
 
-    async def close(self) -> None:
-        """Tells all to end, at once; waits until they have, killing those that take longer than the grace."""
+    def drain(self) -> None:
+        """Tells all to end: their clients go elsewhere, calls under way finish within the grace. None is started any more."""
+        self._draining = True
         for supervisor in self._supervisors:
             supervisor.cancel()
+        for process in self._processes.values():
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+
+    async def close(self) -> None:
+        """Drains, and waits until all have ended, killing those that take longer than the grace."""
+        if not self._draining:
+            self.drain()
         await asyncio.gather(*self._supervisors, return_exceptions=True)
         await asyncio.gather(*(self._end(number) for number in tuple(self._processes)))
 
@@ -176,12 +186,9 @@ class LookupWorkers:
         await process.wait()
 
     async def _end(self, number: int) -> None:
-        process = self._processes[number]
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
         try:
             async with asyncio.timeout(self._config.grace_s + END_S):
-                await process.wait()
+                await self._processes[number].wait()
         except TimeoutError:
             await self._kill(number)
         self._processes.pop(number, None)

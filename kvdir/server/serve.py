@@ -147,6 +147,7 @@ def _workers(coordinator: Coordinator, host: str, port: int, stack: contextlib.A
     stack.callback(shared.close)
     workers = LookupWorkers(coordinator.config, place, shared)
     coordinator.metrics.workers = workers
+    coordinator.on_drain.append(workers.drain)
     return workers
 
 
