@@ -282,7 +282,7 @@ def _status_view(view: StatusView) -> object:
         "coordinator": f"{view.coordinator}, version {view.version}, up {view.uptime_s:,.0f} s",
         "state": _state_words(view),
         "streams": f"{view.streams_synced} of {view.streams_total} synced",
-        "blocks": f"{view.blocks:,} in {show_bytes(view.index_bytes)}",
+        "blocks": f"{view.blocks:,} in {show_bytes(view.index_bytes)}{_bound_words(view)}",
         "lookups": f"{view.lookups:,} for {view.lookup_blocks:,} blocks, {view.lookup_hits:,} found",
         "events": f"{view.events_applied:,} applied, {rejected or 'none'} rejected",
         "stale reports": f"{view.stale_reports:,}, {view.stale_reports_ignored:,} of them ignored",
@@ -292,6 +292,12 @@ def _status_view(view: StatusView) -> object:
         for item in map(_namespace_document, view.namespaces)
     ]
     return stack(facts(head), table(["namespace", "model", "tokens a block #", "bytes a block #"], rows))
+
+
+def _bound_words(view: StatusView) -> str:
+    if not view.max_index_bytes:
+        return ""
+    return f" of at most {show_bytes(view.max_index_bytes)}; {view.evicted_blocks:,} evicted, unknown since"
 
 
 def _state_words(view: StatusView) -> str:

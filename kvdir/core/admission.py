@@ -15,7 +15,10 @@ from kvdir.core.sketches import SKETCH_CELLS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Bounds of one directory. Times are in seconds since a node was last heard. forget: False only says who would be."""
+    """Bounds of one directory. Times are in seconds since a node was last heard. forget: False only says who would be.
+
+    max_index_bytes: the bound that the index was opened with, 0 for none.
+    """
 
     stale_after_s: float = 5.0
     expire_after_s: float = 60.0
@@ -28,6 +31,7 @@ class Limits:
     max_namespaces: int = 1_024
     max_sketches: int = 32
     max_snapshots: int = 4
+    max_index_bytes: int = 0
     sketch_cells: int = SKETCH_CELLS
     sweep_blocks: int = 65_536
     repair: RepairPolicy = field(default_factory=RepairPolicy)

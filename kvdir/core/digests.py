@@ -55,13 +55,13 @@ def _stream_digest(stream: Stream, sketches: bool, now_s: float) -> StreamDigest
         exact=(
             not stream.restored
             and cursor.missing_events == cursor.top_seq - cursor.applied_seq
-            and not any(holder.doubt for holder in stream.holders.values())
+            and not any(holder.doubt or (holder.partial and not stream.exact) for holder in stream.holders.values())
         ),
     )
 
 
 def _parts(stream: Stream, sketches: bool) -> Iterator[SketchPart]:
     for (digest, tier), holder in sorted(stream.holders.items()):
-        if holder.blocks:
+        if holder.claimed:
             encoded = holder.sketch.encode() if sketches else b""
-            yield SketchPart(digest, tier, holder.blocks, holder.sketch.digest, encoded)
+            yield SketchPart(digest, tier, holder.claimed, holder.sketch.digest, encoded)

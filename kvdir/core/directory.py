@@ -35,6 +35,7 @@ from kvdir.core.node import Node, Stream
 from kvdir.core.orphans import Orphanage
 from kvdir.core.reconcile import Reconciler
 from kvdir.core.repair import Ask, new_tallies
+from kvdir.core.room import Room
 from kvdir.core.sketches import SketchStatement
 from kvdir.core.story import Kind, Story
 from kvdir.core.stream import StreamCursor
@@ -60,7 +61,8 @@ class Directory:
         self.nodes: dict[str, Node] = {}
         self.namespaces = NamespaceTable(limit=self.limits.max_namespaces, mirrors=self._mirrors.each)
         self.holders: HolderTable[Stream] = HolderTable(self.index, new_sketch, mirrors=self._mirrors.each)
-        self.ingest = Ingest(self.index, self.holders, self.namespaces)
+        self.room = Room(self.index, self.holders, max_bytes=self.limits.max_index_bytes, mirrors=self._mirrors.each)
+        self.ingest = Ingest(self.index, self.holders, self.namespaces, self.room)
         self.reconciler = Reconciler(self.ingest, cells=self.limits.sketch_cells, wait_s=2 * self.limits.repair.idle_s)
         self.repairs = new_tallies()
         self.counters = Counters()
@@ -145,6 +147,7 @@ class Directory:
             return
         if stream.cursor.repairing(Ask.REPLAY):
             self.repairs[Ask.REPLAY].bytes += sum(event.size_bytes for event in events)
+        stream.hinted = not stream.cursor.complete
         skip = stream.cursor.batch(first_seq, len(events), now_s=now_s)
         if stream.cursor.state is not StreamState.SYNCED:
             self._mirrors.state(stream, now_s)
@@ -152,6 +155,7 @@ class Directory:
         apply = self.ingest.apply
         for offset in range(skip, len(events)):
             apply(stream, first_seq + offset, events[offset], now_s)
+        stream.hinted = False
         self._mirrors.state(stream, now_s)
 
     def heartbeat(self, stream: Stream, heartbeat: Heartbeat, *, now_s: float) -> None:
@@ -243,7 +247,7 @@ class Directory:
         stream = self._current(report.node)
         if stream is not None and stream.epoch == report.epoch:
             stream.met_s = now_s
-        feedback = take_feedback(self.index, stream, report, now_s=now_s)
+        feedback = take_feedback(self.ingest, stream, report, now_s=now_s)
         self.story.feedback(now_s, report, feedback)
         self.counters.stale_blocks += feedback.removed
         if feedback.removed and stream is not None:
@@ -340,7 +344,7 @@ class Directory:
         """The node and its entries go; if it comes back, it is unknown and restates everything."""
         stream = node.stream
         if stream is not None:
-            blocks = sum(holder.blocks for holder in stream.holders.values())
+            blocks = sum(holder.claimed for holder in stream.holders.values())
             self._drop_blocks(stream)
             self.orphans.dropped(node.name, blocks)
             self.story.note(now_s, node.name, stream.epoch, Kind.ORPHAN, f"forgotten with {blocks:,} blocks after long silence")

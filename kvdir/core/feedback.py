@@ -3,6 +3,7 @@
 Rules: feedback of another epoch than the current one, or older than a store that was heard since, changes nothing. What is
 accepted removes the hint at once, and puts the figure in doubt: the reader is not the owner. The doubt ends when the
 owner's own figures agree with ours (reconcile.py); if they disagree, the owner is asked, and what was removed wrongly returns.
+Of a holder that lost entries for want of memory the figure is not of what lookups name, so it stays as it is.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from kvdir.core.node import Stream
 from kvdir.fingerprint import Fingerprints
 
 if TYPE_CHECKING:
-    from kvdir.index import BlockIndex
+    from kvdir.core.ingest import Ingest
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ def combined(answers: Sequence[Feedback]) -> Feedback:
     return max(answers, key=lambda item: (item.removed, not item.ignored_reason))
 
 
-def take_feedback(index: BlockIndex, stream: Stream | None, report: StaleReport, *, now_s: float) -> Feedback:
+def take_feedback(ingest: Ingest, stream: Stream | None, report: StaleReport, *, now_s: float) -> Feedback:
     """Applies one report to the current stream of its node."""
     if stream is None or stream.fenced:
         return Feedback(0, "unknown node")
@@ -62,11 +63,8 @@ def take_feedback(index: BlockIndex, stream: Stream | None, report: StaleReport,
         fingerprints = fingerprints.select(at for at, item in enumerate(fingerprints) if item[:8] not in newer)
         if not fingerprints.packed:
             return Feedback(0, "a newer store was heard")
-    removed = index.remove(
-        fingerprints.packed, fingerprints.width, scope=holder.namespace.scope, holder=holder.number, sketch=holder.sketch
-    )
-    if removed:
-        holder.blocks -= removed
+    removed = ingest.retract(holder, fingerprints.packed, fingerprints.width, now_s)
+    if removed and not holder.partial:
         holder.doubt_since_s = holder.doubt_since_s if holder.doubt else now_s
         holder.doubt = "blocks were removed on a reader's word, the owner's count is due"
         holder.doubt_seq = max(holder.doubt_seq, report.owner_seq)

@@ -32,10 +32,24 @@ class Holder(Generic[OwnerT]):
     """blocks: how many the index has under `number`; kept here because asking the index costs O(sets).
 
     doubt: why `blocks` may differ from the owner's truth although its stream is whole (feedback by a third party);
-    cleared by a matching count of the owner at or after doubt_seq.
+    cleared by a matching count of the owner at or after doubt_seq. partial: entries were evicted, since partial_since_s; then
+    the sketch is of what the owner holds, and the index has a part of it (room.py).
     """
 
-    __slots__ = ("blocks", "doubt", "doubt_seq", "doubt_since_s", "namespace", "number", "owner", "sketch", "tier", "visible")
+    __slots__ = (
+        "blocks",
+        "doubt",
+        "doubt_seq",
+        "doubt_since_s",
+        "namespace",
+        "number",
+        "owner",
+        "partial",
+        "partial_since_s",
+        "sketch",
+        "tier",
+        "visible",
+    )
 
     def __init__(
         self, number: int, owner: OwnerT, namespace: KnownNamespace, tier: int, sketch: BlockSketch, visible: bool
@@ -50,6 +64,13 @@ class Holder(Generic[OwnerT]):
         self.doubt = ""
         self.doubt_seq = 0
         self.doubt_since_s = 0.0
+        self.partial = False
+        self.partial_since_s = 0.0
+
+    @property
+    def claimed(self) -> int:
+        """How many blocks the owner is believed to hold; `blocks` of them can be looked up."""
+        return max(self.blocks, self.sketch.count) if self.partial else self.blocks
 
 
 class HolderTable(Generic[OwnerT]):
@@ -62,6 +83,8 @@ class HolderTable(Generic[OwnerT]):
         self._by_number: list[Holder[OwnerT] | None] = []
         self._free: list[int] = []
         self.generation = 0
+        self.partial = 0
+        """How many holders are. If any is, what lookups do not name is unknown, not absent."""
 
     def __iter__(self) -> Iterator[Holder[OwnerT]]:
         return (holder for holder in tuple(self._by_number) if holder is not None)
@@ -90,8 +113,14 @@ class HolderTable(Generic[OwnerT]):
         self._tell(holder)
         self.touch()
 
+    def set_partial(self, holder: Holder[OwnerT], partial: bool, now_s: float) -> None:
+        """Entries of it were evicted, or it is whole again."""
+        self.partial += partial - holder.partial
+        holder.partial, holder.partial_since_s = partial, now_s
+
     def drop(self, holder: Holder[OwnerT]) -> int:
         """The holder is gone everywhere; O(sets). Returns how many blocks lost it."""
+        self.partial -= holder.partial
         lost = self._index.drop(holder.number)
         self._by_number[holder.number] = None
         self._free.append(holder.number)

@@ -2,7 +2,8 @@
 
 Rules: one bad event never costs the batch: it is skipped and counted by reason. An event whose meaning for figures we
 hold is unknown (unknown kind, broken fingerprints) is *damage*: the stream's figures stay untrusted until a snapshot. An
-unknown tier or namespace is no damage, because no figure of ours is about it. Idempotent: the index says what changed.
+unknown tier or namespace is no damage, because no figure of ours is about it. Idempotent: the index says what changed; of
+holders that lost entries for want of memory only what comes in its turn is believed (room.py).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from kvdir.core.event import Event, EventKind
 from kvdir.core.holders import Holder, HolderTable
 from kvdir.core.namespaces import NamespaceTable
 from kvdir.core.node import HolderKey, Stream
+from kvdir.core.room import Room
 from kvdir.location import Tier
 
 if TYPE_CHECKING:
@@ -29,8 +31,9 @@ class Ingest:
     sweep_due: a holder was dropped, so the index may have slots to free.
     """
 
-    def __init__(self, index: BlockIndex, holders: HolderTable[Stream], namespaces: NamespaceTable) -> None:
+    def __init__(self, index: BlockIndex, holders: HolderTable[Stream], namespaces: NamespaceTable, room: Room) -> None:
         self._index = index
+        self._room = room
         self._holders = holders
         self._namespaces = namespaces
         self.applied = 0
@@ -52,13 +55,13 @@ class Ingest:
                 if holder is None:
                     return
                 stream.holders[key] = holder
-            before = holder.blocks
-            if self._store(stream, holder, packed, width, now_s):
-                stream.unconfirmed_blocks += holder.blocks - before
+            before = holder.claimed
+            if self._store(stream, holder, packed, width, now_s, seq=seq):
+                stream.unconfirmed_blocks += max(0, holder.claimed - before)
                 stream.recent.add(seq, key, packed, width)
                 self.applied += 1
         elif kind == _REMOVED:
-            self._remove(stream, key, packed, width, now_s)
+            self._remove(stream, key, packed, width, now_s, seq=seq)
         elif kind == _CLEARED:
             self._clear(stream, key)
         else:
@@ -78,7 +81,7 @@ class Ingest:
             if holder is None:
                 return False
             stream.fresh[key] = holder
-        return self._store(stream, holder, entry.packed, entry.width, now_s)
+        return self._store(stream, holder, entry.packed, entry.width, now_s, seq=None)
 
     def correct(self, stream: Stream, key: HolderKey, extra: bytes, missing: bytes, now_s: float) -> bool:
         """Applies a difference, as packed 16-byte items. False: what is extra was not there, or there is no holder left."""
@@ -88,10 +91,24 @@ class Ingest:
             if holder is None:
                 return False
             stream.holders[key] = holder
-        lost = self._index.remove(extra, 16, scope=holder.namespace.scope, holder=holder.number, sketch=holder.sketch)
-        holder.blocks -= lost
-        self.removed_blocks += lost
-        return lost * 16 == len(extra) and self._store(stream, holder, missing, 16, now_s)
+        lost = self._take(holder, extra, 16, fold=True, now_s=now_s)
+        return (holder.partial or lost * 16 == len(extra)) and self._store(stream, holder, missing, 16, now_s, seq=None)
+
+    def retract(self, holder: Holder[Stream], packed: bytes, width: int, now_s: float) -> int:
+        """Takes hints back although their owner has not said so; returns how many. Of a partial holder, only from lookups."""
+        return self._take(holder, packed, width, fold=False, now_s=now_s)
+
+    def restore(self, holder: Holder[Stream], keys: bytes, access: bytes, now_s: float) -> int:
+        """Blocks of a checkpoint, by key (u64) and last access (u32); returns how many the holder did not have."""
+        added = 0
+        for piece, then in zip(self._room.pieces(keys, 8), self._room.pieces(access, 4), strict=True):
+            self._room.make(len(piece) // 8, holder, now_s)
+            found = self._index.restore(piece, then, holder=holder.number)
+            holder.blocks += found
+            added += found
+            self._room.settle(holder, now_s)
+        self.stored_blocks += added
+        return added
 
     def new_sketch(self) -> BlockSketch:
         """An empty one, such as holders have."""
@@ -103,31 +120,59 @@ class Ingest:
         self._holders.drop(holder)
         self.sweep_due = True
 
-    def _store(self, stream: Stream, holder: Holder[Stream], packed: bytes, width: int, now_s: float) -> bool:
+    def _store(
+        self, stream: Stream, holder: Holder[Stream], packed: bytes, width: int, now_s: float, *, seq: int | None
+    ) -> bool:
+        """seq: of the event; None for a part of an absolute statement. False: not all of it was taken in."""
         try:
-            added = self._index.store(
-                packed, width, scope=holder.namespace.scope, holder=holder.number, now_s=int(now_s), sketch=holder.sketch
-            )
+            for piece in self._room.pieces(packed, width):
+                self._room.make(len(piece) // width, holder, now_s)
+                if holder.partial and seq is not None and not stream.folds(seq):
+                    self.rejected["early-while-partial"] += 1
+                    return False
+                self._store_piece(holder, piece, width, now_s)
         except ValueError as error:
             self._reject(stream, "bad-fingerprints", f"an event was skipped: {error}", now_s)
             return False
-        holder.blocks += added
-        self.stored_blocks += added
+        except MemoryError:
+            holder.blocks = self._index.holder_blocks(holder.number)
+            self._reject(stream, "no-memory", "the coordinator had no memory left for an event", now_s)
+            return False
         return True
 
-    def _remove(self, stream: Stream, key: HolderKey, packed: bytes, width: int, now_s: float) -> None:
+    def _store_piece(self, holder: Holder[Stream], packed: bytes, width: int, now_s: float) -> None:
+        sketch = None if holder.partial else holder.sketch
+        added = self._index.store(
+            packed, width, scope=holder.namespace.scope, holder=holder.number, now_s=int(now_s), sketch=sketch
+        )
+        if holder.partial:
+            holder.sketch.insert(packed, width)
+        holder.blocks += added
+        self.stored_blocks += added
+        self._room.settle(holder, now_s)
+
+    def _take(self, holder: Holder[Stream], packed: bytes, width: int, *, fold: bool, now_s: float) -> int:
+        """Takes blocks from a holder; returns how many the index had. fold: also from the sketch of a partial one."""
+        sketch = None if holder.partial else holder.sketch
+        lost = self._index.remove(packed, width, scope=holder.namespace.scope, holder=holder.number, sketch=sketch)
+        if holder.partial and fold:
+            holder.sketch.remove(packed, width)
+        holder.blocks -= lost
+        self.removed_blocks += lost
+        self._room.settle(holder, now_s)
+        return lost
+
+    def _remove(self, stream: Stream, key: HolderKey, packed: bytes, width: int, now_s: float, *, seq: int) -> None:
         holder = stream.holders.get(key)
         if holder is None:
             if self._known(stream, key):
                 self.applied += 1
             return
         try:
-            lost = self._index.remove(packed, width, scope=holder.namespace.scope, holder=holder.number, sketch=holder.sketch)
+            self._take(holder, packed, width, fold=stream.folds(seq), now_s=now_s)
         except ValueError as error:
             self._reject(stream, "bad-fingerprints", f"an event was skipped: {error}", now_s)
             return
-        holder.blocks -= lost
-        self.removed_blocks += lost
         self.applied += 1
 
     def _clear(self, stream: Stream, key: HolderKey) -> None:

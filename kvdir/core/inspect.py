@@ -79,6 +79,8 @@ def status_view(directory: Directory, *, version: str, coordinator: str, now_s: 
         stale_reports=counters.stale_reports,
         stale_reports_ignored=counters.stale_reports_ignored,
         partial=directory.partial,
+        evicted_blocks=directory.room.evicted_blocks,
+        max_index_bytes=directory.limits.max_index_bytes,
         restored_blocks=sum(holder.blocks for stream in live if stream.restored for holder in stream.holders.values()),
     )
 
@@ -130,9 +132,14 @@ def faults(directory: Directory) -> Iterator[str]:
                     yield f"holder {holder.number} of {name} has the wrong visibility"
                 if holder.blocks != directory.index.holder_blocks(holder.number):
                     yield f"holder {holder.number} of {name} counts {holder.blocks}, index has other"
-                if holder.sketch.count != holder.blocks and not stream.restored:
+                if not holder.partial and holder.sketch.count != holder.blocks and not stream.restored:
                     yield f"holder {holder.number} of {name} counts {holder.blocks}, sketch {holder.sketch.count}"
+                if holder.partial and holder.blocks > holder.sketch.count and stream.exact:
+                    yield f"partial holder {holder.number} of {name} counts {holder.blocks}, its owner {holder.sketch.count}"
         cursor = stream.cursor
+        partial = sum(holder.partial for holder in directory.holders)
+        if partial != directory.holders.partial:
+            yield f"{partial} holders are partial, {directory.holders.partial} are counted"
         if cursor.state is StreamState.SYNCED and (cursor.missing_events or cursor.applied_seq != cursor.top_seq):
             yield f"{name} is synced with events missing"
     leaked = {holder.number for holder in directory.holders} - owned

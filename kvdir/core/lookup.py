@@ -47,7 +47,7 @@ class Answers:
     ) -> Lookup:
         """The answer as of now_s. Nodes below min_trust are left out as if they were hidden."""
         if not found.hits:
-            return Lookup(b"", (), (), 0, asked, warming)
+            return Lookup(b"", (), (), 0, asked, warming, incomplete=self._holders.partial > 0)
         sets = tuple(found.sets)
         translation = self._translate(sets)
         below = 0
@@ -59,7 +59,7 @@ class Answers:
         if translation.renumber is not None:
             runs, hits = _renumber(runs, translation.renumber, prefix=prefix)
         nodes = tuple([stream.trust(now_s) for stream in translation.streams])
-        return Lookup(runs, translation.sets, nodes, hits, asked, warming, below)
+        return Lookup(runs, translation.sets, nodes, hits, asked, warming, below, incomplete=self._holders.partial > 0)
 
     def _translate(self, sets: tuple[bytes, ...]) -> Translation:
         if self._generation != self._holders.generation or len(self._cache) >= _CACHED:

@@ -22,6 +22,7 @@ HolderKey = tuple[bytes, int]
 REMEMBERED_FENCES = 64
 REMEMBERED_STORES = 64
 _TRUST_REUSE_S = 0.01
+_EVICTED = "entries were evicted for max_index_bytes, and the owner states no digests that would make up for them"
 
 
 class RecentStores:
@@ -63,6 +64,7 @@ class Stream:
     digests. sketch_*: of the last request. unconfirmed_blocks: stored since the owner's sum was last equal to ours.
     met_s: when a reader last met its owner. restored: its holders come from a checkpoint and are hints. slot: of its node.
     told_state: what mirrors were told last. untold: something else may have changed since; they hear of it with the tick.
+    hinted: what is being applied now may have been applied before, as a hint.
     """
 
     node: str
@@ -91,6 +93,7 @@ class Stream:
     met_s: float = float("-inf")
     restored: bool = False
     slot: int = 0
+    hinted: bool = False
     told_state: StreamState | None = None
     untold: bool = True
     reported: StreamState | None = None
@@ -101,6 +104,20 @@ class Stream:
     @property
     def fenced(self) -> bool:
         return self.cursor.state is StreamState.FENCED
+
+    @property
+    def exact(self) -> bool:
+        """It states digests and nothing of it is in doubt: the sketch of a partial holder is of what the owner holds."""
+        return self.sketchable and not self.cursor.damaged
+
+    def folds(self, seq: int) -> bool:
+        """Whether event `seq`, which is being applied, comes in its turn and onto something that is not in doubt."""
+        return seq < self.cursor.next_seq and not self.cursor.damaged
+
+    def evicted_from(self, holder: Holder[Stream], *, now_s: float) -> None:
+        """A holder has just become partial. While something is missing, nobody knows how much of that its sketch has."""
+        if holder.visible and not self.cursor.damaged and (self.hinted or not self.cursor.complete):
+            self.cursor.damage("entries were evicted while events were missing", now_s=now_s)
 
     def trust(self, now_s: float) -> NodeTrust:
         """For an answer. Reused for 10 ms while the state stays: an age needs no more, and a busy lookup builds none."""
@@ -125,16 +142,18 @@ class Stream:
         self._trust = None
 
     def _confirmed(self) -> float:
-        blocks = sum(holder.blocks for holder in self.holders.values())
+        blocks = sum(holder.claimed for holder in self.holders.values())
         if not self.cursor.restated or not blocks:
             return float(self.cursor.restated)
         return 1.0 - min(self.unconfirmed_blocks, blocks) / blocks
 
     def blocks_figure(self, holder: Holder[Stream], *, block_bytes: int = 1) -> Cumulative:
         """Blocks (or bytes) under a holder, with the trust that its stream and its own history allow."""
-        figure = self.figure(holder.blocks * block_bytes)
+        figure = self.figure(holder.claimed * block_bytes)
         if figure.trusted and holder.doubt:
             return Cumulative(figure.value, False, self.cursor.last_event_s, holder.doubt_since_s, holder.doubt)
+        if figure.trusted and holder.partial and not self.sketchable:
+            return Cumulative(figure.value, False, self.cursor.last_event_s, holder.partial_since_s, _EVICTED)
         return figure
 
     def figure(self, value: int) -> Cumulative:

@@ -84,7 +84,7 @@ class Orphanage:
         spared = cut_off
         if now_s - stream.met_s <= self._limit_s:
             spared = f"a reader met its owner {now_s - stream.met_s:.0f} s ago"
-        blocks = sum(holder.blocks for holder in stream.holders.values())
+        blocks = sum(holder.claimed for holder in stream.holders.values())
         return Orphan(stream.node, stream.epoch, self._silent_s(stream, now_s), blocks, spared)
 
     def _cut_off(self, streams: Iterable[Stream], now_s: float) -> str:

@@ -134,7 +134,7 @@ def plan_eviction(
     because blocks are also used without asking us; so they are asked with less.
     """
     excess = used - limit_bytes - leaving_bytes
-    mine = [held for held in holdings if held.holder.blocks]
+    mine = [held for held in holdings if held.holder.claimed]
     if excess <= 0 or not mine or used <= 0:
         return EvictionPlan(0, ())
     bytes_of = {held.holder.number: float(held.block_bytes) for held in mine}
@@ -144,7 +144,7 @@ def plan_eviction(
     scale = min(1.0, excess / old_bytes, max_blocks / sum(old)) if old_bytes else 0.0
     counts = [int(blocks * scale) for blocks in old]
     _round_up(counts, old, mine, excess=excess, max_blocks=max_blocks)
-    shares = tuple(Share(held, count, held.holder.blocks - count) for held, count in zip(mine, counts, strict=True) if count)
+    shares = tuple(Share(held, count, held.holder.claimed - count) for held, count in zip(mine, counts, strict=True) if count)
     return EvictionPlan(int(cutoff_s * patience), shares)
 
 
@@ -154,14 +154,14 @@ def _older(held: Holding, ages: Ages, cutoff_s: int) -> float:
     sampled = counts.total() if counts else 0
     if not counts or not sampled:
         return 0.0
-    return held.holder.blocks * sum(count for age_s, count in counts.items() if age_s >= cutoff_s) / sampled
+    return held.holder.claimed * sum(count for age_s, count in counts.items() if age_s >= cutoff_s) / sampled
 
 
 def _round_up(counts: list[int], old: list[float], mine: list[Holding], *, excess: int, max_blocks: int) -> None:
     """Gives what rounding down left over, one block each, to those who were cut most; never beyond the excess."""
     left = excess - sum(count * held.block_bytes for count, held in zip(counts, mine, strict=True))
     for at in sorted(range(len(counts)), key=lambda at: counts[at] - old[at]):
-        if counts[at] < min(old[at], mine[at].holder.blocks) and mine[at].block_bytes <= left and sum(counts) < max_blocks:
+        if counts[at] < min(old[at], mine[at].holder.claimed) and mine[at].block_bytes <= left and sum(counts) < max_blocks:
             counts[at] += 1
             left -= mine[at].block_bytes
 

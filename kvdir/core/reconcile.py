@@ -74,6 +74,8 @@ class Reconciler:
             key = min(stream.suspects)
             self.contradictions += cursor.state is StreamState.SYNCED  # once, not with every heartbeat until it is repaired
             cursor.contradicted(_words(stated.get(key), stream.holders.get(key)), now_s=now_s)
+            if any(key in stream.holders and stream.holders[key].partial for key in stream.suspects):
+                cursor.want_snapshot()  # its owner says what did not change: our sketch need not be one of a set (room.py)
 
     def _agreed(self, stream: Stream, at_seq: int, *, digests: bool, now_s: float) -> None:
         if digests:
@@ -99,7 +101,7 @@ class Reconciler:
         return [
             key
             for key in stated.keys() | stream.holders.keys()
-            if _ours(stream, key) and not _equal(stated.get(key), stream.holders.get(key))
+            if _comparable(stream, key) and not _equal(stated.get(key), stream.holders.get(key))
         ]
 
     # -- asking ----------------------------------------------------------------------------------------------------------
@@ -170,7 +172,7 @@ class Reconciler:
         changed = 0
         for key in [key for key in stream.holders if key not in parts]:
             holder = stream.holders.pop(key)
-            changed += holder.blocks
+            changed += holder.claimed
             self._ingest.drop(holder)
         for key, extra, missing in differences:
             changed += (len(extra) + len(missing)) // _ITEM_BYTES
@@ -197,8 +199,16 @@ def _ours(stream: Stream, key: HolderKey) -> bool:
     return key[1] in _TIERS and key[0] in stream.namespaces
 
 
+def _comparable(stream: Stream, key: HolderKey) -> bool:
+    """Of a holder that lost entries there is something to compare only if its owner states digests (room.py)."""
+    holder = stream.holders.get(key)
+    return _ours(stream, key) and (stream.sketchable or holder is None or not holder.partial)
+
+
 def _equal(stated: OwnerCount | SketchPart | None, holder: Holder[Stream] | None) -> bool:
-    blocks = holder.blocks if holder else 0
+    if holder is not None and holder.partial and holder.owner.restored:
+        return False  # its sketch is of neither
+    blocks = holder.claimed if holder else 0
     if stated is None:
         return blocks == 0
     if stated.blocks != blocks:
@@ -208,13 +218,13 @@ def _equal(stated: OwnerCount | SketchPart | None, holder: Holder[Stream] | None
 
 def _least_difference(stream: Stream) -> int:
     """By so many blocks the sets differ at least, going by the counts of the last comparison."""
-    held = {key: holder.blocks for key, holder in stream.holders.items() if _ours(stream, key)}
+    held = {key: holder.claimed for key, holder in stream.holders.items() if _ours(stream, key)}
     stated = {key: count.blocks for key, count in stream.owner_counts.items() if _ours(stream, key)}
     return max((abs(held.get(key, 0) - stated.get(key, 0)) for key in held.keys() | stated.keys()), default=0)
 
 
 def _words(stated: OwnerCount | None, holder: Holder[Stream] | None) -> str:
-    theirs, ours = stated.blocks if stated else 0, holder.blocks if holder else 0
+    theirs, ours = stated.blocks if stated else 0, holder.claimed if holder else 0
     if theirs == ours:
         return f"the owner holds {theirs} blocks, and so does the directory, but others"
     return f"the owner counts {theirs} blocks where the directory has {ours}"

@@ -51,7 +51,7 @@ def restore(directory: Directory, head: Head, parsed: Iterable[tuple[bytes, byte
             elif kind == b"NODE":
                 _node(directory, decode_json(payload), holders, out, now_s=now_s, age_s=age_s)
             elif kind == b"BLKS":
-                _blocks(directory, payload, holders, out, shift_s)
+                _blocks(directory, payload, holders, out, shift_s=shift_s, now_s=now_s)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointRefused(f"it is damaged: {type(error).__name__}: {error}") from error
     return out
@@ -100,16 +100,18 @@ def _node(
 
 
 def _blocks(
-    directory: Directory, payload: bytes, holders: Mapping[int, Holder[Stream] | None], out: Restored, shift_s: int
+    directory: Directory,
+    payload: bytes,
+    holders: Mapping[int, Holder[Stream] | None],
+    out: Restored,
+    *,
+    shift_s: int,
+    now_s: float,
 ) -> None:
     blocks = decode_blocks(payload)
     times = memoryview(blocks.access).cast("I")
     access = array("I", [min(max(0, then_s + shift_s), _LATEST_S) for then_s in times]).tobytes()
     for number in blocks.ids:
         holder = holders[number]
-        if holder is None:
-            continue
-        added = directory.index.restore(blocks.keys, access, holder=holder.number)
-        holder.blocks += added
-        directory.ingest.stored_blocks += added
-        out.blocks += added
+        if holder is not None:
+            out.blocks += directory.ingest.restore(holder, blocks.keys, access, now_s)

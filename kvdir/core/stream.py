@@ -110,6 +110,16 @@ class StreamCursor:
         """The repair that is under way."""
         return self._repair.running
 
+    @property
+    def damaged(self) -> bool:
+        """Something was not understood or is contradicted: only an absolute statement makes up for it."""
+        return bool(self._damage)
+
+    @property
+    def complete(self) -> bool:
+        """Nothing is missing or in doubt: what was applied is the owner's state as of applied_seq, whatever its age."""
+        return self._caught_up
+
     def repairing(self, ask: Ask) -> bool:
         """Whether this is under way."""
         return self._repair.running is ask

@@ -99,6 +99,7 @@ class StatusView:
     """The directory as a whole. Counters are since the start of the process.
 
     partial: warming ended at its limit without some live node. restored_blocks: from a checkpoint, not confirmed yet.
+    evicted_blocks: pairs of block and holder that went for max_index_bytes (0: no bound).
     """
 
     version: str
@@ -119,6 +120,8 @@ class StatusView:
     stale_reports_ignored: int = 0
     partial: bool = False
     restored_blocks: int = 0
+    evicted_blocks: int = 0
+    max_index_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

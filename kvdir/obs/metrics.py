@@ -78,6 +78,7 @@ class CoordinatorMetrics:
             "events_applied": ingest.applied,
             "stored_blocks": ingest.stored_blocks,
             "removed_blocks": ingest.removed_blocks,
+            "index_evicted_blocks": directory.room.evicted_blocks,
         }
         self._rejected = dict(ingest.rejected)
         self._trust.refresh(directory, now_s=now_s)
@@ -86,6 +87,8 @@ class CoordinatorMetrics:
             "index_blocks": stats.blocks,
             "index_bytes": stats.bytes,
             "index_sets": stats.sets,
+            "index_max_bytes": directory.limits.max_index_bytes,
+            "partial_holders": directory.holders.partial,
             "holders": stats.holders,
             "namespaces": len(directory.namespaces),
             "warming": float(directory.warming),
@@ -101,6 +104,10 @@ class CoordinatorMetrics:
             ("events_applied", "Events applied, in order or as hints."),
             ("stored_blocks", "Blocks that gained a holder."),
             ("removed_blocks", "Blocks that lost a holder."),
+            (
+                "index_evicted_blocks",
+                "Pairs of block and holder that went for max_index_bytes; what they said is unknown since.",
+            ),
         ):
             yield CounterMetricFamily(f"kvdir_{name}", help, value=self._events.get(name, 0))
         rejected = CounterMetricFamily("kvdir_events_rejected", "Events skipped, by reason.", labels=["reason"])
@@ -111,6 +118,8 @@ class CoordinatorMetrics:
             ("index_blocks", "Distinct blocks in the index."),
             ("index_bytes", "Resident bytes of the index."),
             ("index_sets", "Distinct holder sets."),
+            ("index_max_bytes", "Bound of the index, 0 for none."),
+            ("partial_holders", "Holders of which entries were evicted that their owners may still hold."),
             ("holders", "Holder numbers in use."),
             ("namespaces", "Namespaces announced."),
             ("warming", "1 while some node has not restated what it holds since the start."),

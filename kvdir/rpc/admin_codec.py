@@ -188,6 +188,8 @@ def encode_status(view: StatusView) -> admin_pb2.StatusResponse:
         stale_reports_ignored=view.stale_reports_ignored,
         partial=view.partial,
         restored_blocks=view.restored_blocks,
+        evicted_blocks=view.evicted_blocks,
+        max_index_bytes=view.max_index_bytes,
     )
 
 
@@ -214,6 +216,8 @@ def decode_status(response: admin_pb2.StatusResponse) -> StatusView:
         stale_reports_ignored=response.stale_reports_ignored,
         partial=response.partial,
         restored_blocks=response.restored_blocks,
+        evicted_blocks=response.evicted_blocks,
+        max_index_bytes=response.max_index_bytes,
     )
 
 

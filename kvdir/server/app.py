@@ -38,7 +38,8 @@ def build_coordinator(config: CoordinatorConfig) -> Coordinator:
 
     def make(seed: int, blocks: int = 0) -> Directory:
         new_index = open_index if place is None else place.new_region
-        index = new_index(expected_blocks=max(blocks, config.expected_blocks), seed=seed)
+        room = max(blocks, config.expected_blocks)
+        index = new_index(expected_blocks=room, seed=seed, max_bytes=config.max_index_bytes)
         return Directory(index, Sketch, config.limits(), now_s=now_s)
 
     figures = CheckpointFigures()

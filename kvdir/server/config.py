@@ -7,12 +7,13 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvdir.config import setting
+from kvdir.config import setting, show_bytes
 from kvdir.core.directory import Limits
 from kvdir.core.quota import Quota, parse_quota
 from kvdir.core.quota_keeper import QuotaPolicy
 from kvdir.core.repair import RepairPolicy
 from kvdir.errors import ConfigError
+from kvdir.index import LEAST_MAX_BYTES
 
 MAX_WORKERS = 64
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -34,6 +35,9 @@ class CoordinatorConfig:
         "worth it when lookups keep a core busy.",
     )
     expected_blocks: int = setting(0, "Blocks the index makes room for at start; it grows without it, in steps.")
+    max_index_bytes: int = setting(
+        0, "Most memory the index takes; beyond it the entries used least lately go, unknown from then on. 0: no bound."
+    )
     max_fingerprints: int = setting(65_536, "Fingerprints in one lookup; longer lists are refused.")
     max_message_bytes: int = setting(16 * 2**20, "Largest gRPC message, in and out.")
     max_streams: int = setting(4_096, "Nodes that may be known at once.")
@@ -115,6 +119,8 @@ class CoordinatorConfig:
         for field in ("quota_interval_s", "quota_max_blocks", "checkpoint_every_s"):
             if getattr(self, field) <= 0:
                 out.append(f"{field}: must be above 0")
+        if 0 < self.max_index_bytes < LEAST_MAX_BYTES or self.max_index_bytes < 0:
+            out.append(f"max_index_bytes: the least that works is {show_bytes(LEAST_MAX_BYTES)}; 0 for no bound")
         if self.checkpoint and not Path(self.checkpoint).absolute().parent.is_dir():
             out.append(f"checkpoint: {Path(self.checkpoint).absolute().parent} is not a directory: make it first")
         for text in self.quota:
@@ -140,6 +146,7 @@ class CoordinatorConfig:
             max_fingerprints=self.max_fingerprints,
             max_streams=self.max_streams,
             max_namespaces=self.max_namespaces,
+            max_index_bytes=self.max_index_bytes,
             max_sketches=self.max_sketches,
             max_snapshots=self.max_snapshots,
             repair=RepairPolicy(idle_s=self.replay_idle_s),

@@ -106,7 +106,9 @@ class Watching:
 
     def next(self, call: WatchCall) -> bytes:
         """What to write to it now; empty: nothing, until it is woken."""
-        message = call.watcher.next(warming=self._directory.warming, incomplete=False, now_s=self.now_s())
+        message = call.watcher.next(
+            warming=self._directory.warming, incomplete=self._directory.holders.partial > 0, now_s=self.now_s()
+        )
         self.figures.sent_bytes += len(message)
         self.figures.messages += bool(message)
         return message

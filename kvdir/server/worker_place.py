@@ -79,6 +79,7 @@ class WorkerPlace:
                     pid=os.getpid(),
                     source=coordinator.name,
                     warming=directory.warming,
+                    incomplete=directory.holders.partial > 0,
                     direct=True,
                     stale_after_s=config.stale_after_s,
                     expire_after_s=config.expire_after_s,

@@ -118,7 +118,9 @@ class FeedWorld(World):
         if self.watcher is None:
             return
         self.feed.tick(self.now_s)
-        message = self.watcher.next(warming=self.directory.warming, incomplete=False, now_s=self.now_s)
+        message = self.watcher.next(
+            warming=self.directory.warming, incomplete=self.directory.holders.partial > 0, now_s=self.now_s
+        )
         if message:
             self.messages.append(message)
         if self.watcher.ended is not None:

@@ -64,7 +64,8 @@ class LocalCluster:
 
     seed: of the network, the epochs and the index. faults: of the network, from the start. ring_events: size of the agents'
     outboxes. sketch_cells: at both ends, 0 for agents that keep no sketches. config, limits: of the coordinator; limits wins.
-    silence_s, backoff: of the publishers. index: "native", or "reference" for the oracle.
+    silence_s, backoff: of the publishers. index: "native", or "reference" for the oracle. max_blocks: bound of the index,
+    which is the oracle then, and agents say only what changes (core/room.py); 0: none.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class LocalCluster:
         backoff: Backoff | None = None,
         tick_s: float = 0.05,
         index: Literal["native", "reference"] = "native",
+        max_blocks: int = 0,
         watch: bool = True,
     ) -> None:
         self.config = config or CoordinatorConfig()
@@ -94,6 +96,7 @@ class LocalCluster:
         self.tick_s = tick_s
         self.watch = watch
         self.index = index
+        self.max_blocks = max_blocks
         self.sketch_cells = sketch_cells or SKETCH_CELLS
         self.seed = seed
         self._rng = random.Random(seed)
@@ -114,6 +117,7 @@ class LocalCluster:
             digests=self.digests,
             ring_events=ring_events,
             sketch_cells=sketch_cells,
+            exact=max_blocks > 0,
             chunk_blocks=chunk_blocks,
             silence_s=silence_s,
             backoff=backoff or Backoff(),

@@ -72,6 +72,7 @@ def random_story(seed: int, *, coordinators: int = 1) -> Story:
         duplicates=rng.choice([0.0, 0.0, 0.1, 0.3]),
         jitter_s=rng.choice([0.0, 0.01, 0.2]),
         index=rng.choice(["native"] * 9 + ["reference"]),
+        max_blocks=random.Random(~seed).choice([0, 0, 0, 2, 4, 10]),  # of its own, so that stories of before stay the same
     )
     count = 200 if rng.random() < 0.01 else rng.choice([8, 16, 24, 40])
     steps = random_steps(rng, count)
@@ -103,6 +104,7 @@ def tell(story: Story, *, watch: bool = True) -> Told:
         backoff=BACKOFF,
         tick_s=0.1,
         index="reference" if setup.index == "reference" else "native",
+        max_blocks=setup.max_blocks,
         watch=watch,
     ) as cluster:
         start_s = cluster.now_s

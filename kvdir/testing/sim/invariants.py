@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from kvdir.core.directory import Directory
 from kvdir.core.feedback import StaleReport
+from kvdir.core.holders import Holder
 from kvdir.core.inspect import faults, node_views
 from kvdir.core.node import Stream
 from kvdir.core.totals import sums_view
@@ -111,6 +112,8 @@ class Watch:
         if not self._site.watch or self._feedback_s >= first_s:
             return _nothing
         core = self._site.directory.core
+        if core.room.max_bytes:
+            return _nothing  # room is made for it before anybody knows that it is not needed
         before = contents(core)
 
         def compare() -> None:
@@ -223,7 +226,9 @@ def _wrong_figures(site: Site, view: NodeView, life: Life, claimed: set[Item]) -
         return
     if any(counts.values()):
         yield f"{name}: synced at event {seq} without a figure for {sum(counts.values())} blocks that its owner held"
-    if claimed != truth and not site.directory.hidden(name):
+    if site.directory.hidden(name):
+        return
+    if claimed - truth or (claimed != truth and not _partial(site.directory.core, name)):
         yield f"{name}: synced at event {seq}, {_difference(claimed, truth)}"
 
 
@@ -245,12 +250,26 @@ def _unsettled_node(site: Site, node: LocalNode, claims: Claims) -> Iterator[str
     cursor = stream.cursor
     if cursor.state is not StreamState.SYNCED:
         yield f"{node.name} is {cursor.state.name.lower()}: {cursor.reason}"
-    elif cursor.applied_seq != life.outbox.last_seq:
+        return
+    if cursor.applied_seq != life.outbox.last_seq:
         yield f"{node.name} stands at event {cursor.applied_seq}, its owner at {life.outbox.last_seq}"
-    elif any(not stream.blocks_figure(holder).trusted for holder in stream.holders.values()):
+        return
+    if any(not stream.blocks_figure(holder).trusted and _healing(stream, holder) for holder in stream.holders.values()):
         yield f"{node.name}: a figure is in doubt"
-    elif claims.get((node.name, life.epoch), set()) != life.ledger.held:
-        yield f"{node.name}: {_difference(claims.get((node.name, life.epoch), set()), life.ledger.held)}"
+    claimed = claims.get((node.name, life.epoch), set())
+    if claimed - life.ledger.held or (claimed != life.ledger.held and not _partial(core, node.name)):
+        yield f"{node.name}: {_difference(claimed, life.ledger.held)}"
+
+
+def _partial(core: Directory, name: str) -> bool:
+    """Entries of the node were evicted: lookups name a part of what it holds."""
+    stream = core.nodes[name].stream
+    return stream is not None and any(holder.partial for holder in stream.holders.values())
+
+
+def _healing(stream: Stream, holder: Holder[Stream]) -> bool:
+    """Whether a doubt ends by itself: not where entries were evicted and the owner states no digests."""
+    return stream.sketchable or not holder.partial
 
 
 def _difference(claimed: set[Item], truth: set[Item]) -> str:

@@ -46,8 +46,9 @@ def fingerprints_of(blocks: Blocks) -> Fingerprints:
 class NodeSetup:
     """What all nodes have in common.
 
-    ring_events: size of the agent's outbox. sketch_cells: of the agent's sketches, 0 for an agent that keeps none. dials:
-    connect to each coordinator, given node name and epoch. died: told when a process dies.
+    ring_events: size of the agent's outbox. sketch_cells: of the agent's sketches, 0 for an agent that keeps none. exact: an
+    event names only what it changes. dials: connect to each coordinator, given node name and epoch. died: told when a process
+    dies.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -58,6 +59,7 @@ class NodeSetup:
     digests: Sequence[bytes]
     ring_events: int
     sketch_cells: int
+    exact: bool
     chunk_blocks: int
     silence_s: float
     backoff: Backoff
@@ -140,10 +142,19 @@ class Life:
     # -- changes, each with its event ------------------------------------------------------------------------------------
 
     def stored(self, digest: bytes, tier: Tier, fingerprints: Fingerprints) -> None:
+        fingerprints = self._changing(digest, tier, fingerprints, held=False)
         self.say(Event.stored(tier, digest, fingerprints), added=items_of(digest, tier, fingerprints))
 
     def removed(self, digest: bytes, tier: Tier, fingerprints: Fingerprints) -> None:
+        fingerprints = self._changing(digest, tier, fingerprints, held=True)
         self.say(Event.removed(tier, digest, fingerprints), removed=items_of(digest, tier, fingerprints))
+
+    def _changing(self, digest: bytes, tier: Tier, fingerprints: Fingerprints, *, held: bool) -> Fingerprints:
+        if not self.node.setup.exact:
+            return fingerprints
+        return fingerprints.select(
+            at for at, item in enumerate(items_of(digest, tier, fingerprints)) if (item in self.ledger.held) is held
+        )
 
     def cleared(self, digest: bytes, tier: Tier) -> None:
         gone = [item for item in self.ledger.held if item.tier is tier and digest in (b"", item.namespace_digest)]

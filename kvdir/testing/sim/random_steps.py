@@ -183,6 +183,17 @@ def _a_tier_is_emptied_unheard(rng: random.Random) -> str:
     )
 
 
+def _a_gap_while_others_press(rng: random.Random) -> str:
+    """With a bound, what was heard beyond the gap is evicted before the gap is closed."""
+    place, other = " ".join(_place(rng)), " ".join(_place(rng))
+    lost = rng.choice([f"drop {place[0]} 1; store {place} {_blocks(rng)}", f"lose {place} stored {_blocks(rng)}"])
+    return (
+        f"store {place} {_blocks(rng)}; advance 0.6; {lost}; store {place} {_blocks(rng)}; advance 0.01;"
+        f"store {other} {_CHAIN}; remove {place} {_blocks(rng)}; advance {rng.choice(['0.01', '0.1', '0.6'])};"
+        f"remove {other} {_blocks(rng)}; advance 0.6"
+    )
+
+
 _CHAIN = ",".join(map(str, range(BLOCKS)))
 
 _COURSES: tuple[Callable[[random.Random], str], ...] = (
@@ -196,4 +207,5 @@ _COURSES: tuple[Callable[[random.Random], str], ...] = (
     _a_warm_start,
     _losses_that_cancel_out,
     _a_tier_is_emptied_unheard,
+    _a_gap_while_others_press,
 )

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import random
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvdir.core.checkpoint import VERSION as CHECKPOINT_VERSION
 from kvdir.core.checkpoint import Head, decode_head, frames, parse
@@ -36,6 +36,10 @@ from kvdir.testing.sim.node import START_UNIX_S, Blocks, LocalNode, fingerprints
 
 if TYPE_CHECKING:
     from kvdir.testing.sim.cluster import LocalCluster
+
+
+BOUND_BYTES = 128
+"""Of a bound, for a block: so that what is stored at once always fits (core/room.py)."""
 
 
 class LocalCoordinator(Coordinator):
@@ -140,10 +144,13 @@ class Site:
 
     def _start(self) -> LocalCoordinator:
         cluster = self._cluster
-        native = cluster.index == "native"
-        index: BlockIndex = Index(seed=cluster.seed) if native else ReferenceIndex(seed=cluster.seed)  # type: ignore[assignment]
+        native = cluster.index == "native" and not cluster.max_blocks
+        oracle: Any = ReferenceIndex(seed=cluster.seed, max_blocks=cluster.max_blocks)  # it takes its own sketch only
+        index: BlockIndex = Index(seed=cluster.seed) if native else oracle
         new_sketch = functools.partial(Sketch if native else ReferenceSketch, cluster.sketch_cells)
         limits = dataclasses.replace(cluster.limits, sketch_cells=cluster.sketch_cells)
+        if cluster.max_blocks:
+            limits = dataclasses.replace(limits, max_index_bytes=cluster.max_blocks * BOUND_BYTES)
         directory = Directory(index, new_sketch, limits, now_s=self.now_s)
         name = "coordinator" if not self.number else f"coordinator-{self.number}"
         coordinator = LocalCoordinator(cluster.config, directory, self._loop, name=name)

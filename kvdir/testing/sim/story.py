@@ -43,7 +43,7 @@ class Setup:
     """The cluster of a story.
 
     sketch_cells: 0 for agents that keep no sketches. loss, duplicates: shares of messages. jitter_s: of their delay. index:
-    native or reference.
+    native or reference. max_blocks: bound of the index; 0: none.
     """
 
     nodes: int = 3
@@ -58,6 +58,7 @@ class Setup:
     duplicates: float = 0.0
     jitter_s: float = 0.0
     index: str = "native"
+    max_blocks: int = 0
 
     def __str__(self) -> str:
         values = ((item.name, getattr(self, item.name), item.default) for item in dataclasses.fields(self))
