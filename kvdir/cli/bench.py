@@ -131,6 +131,25 @@ def faults(output: str, progress: bool | None) -> None:
     run_bench("faults", measure, output=output, progress=progress)
 
 
+@bench.command(short_help="The directory in Redis: speed and bytes a block, beside memory and a hash per block.")
+@click.option("--blocks", type=click.IntRange(min=20_000), default=200_000, show_default=True, help="Blocks in each store.")
+@output_option
+@progress_option
+def redis(blocks: int, output: str, progress: bool | None) -> None:
+    """The block store in Redis, Valkey and a cluster, beside memory and a hash per block. Starts servers of its own."""
+
+    def measure(advance: Advance) -> Mapping[str, Any]:
+        from kvdir.cli.bench_redis import run_redis_bench
+        from kvdir.testing.redis_servers import NotInstalled
+
+        try:
+            return run_redis_bench(blocks, advance=advance)
+        except NotInstalled as error:
+            raise CommandFailed(str(error), exit=Exit.START) from error
+
+    run_bench("redis", measure, output=output, progress=progress)
+
+
 def run_bench(
     name: str, measure: Measure, *, output: str, progress: bool | None, view: Callable[[Document], object] | None = None
 ) -> Document:
