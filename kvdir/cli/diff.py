@@ -38,14 +38,16 @@ def diff(coordinators: tuple[str, ...], wait_s: float, with_blocks: bool, timeou
       kvdir diff 10.0.0.1:7400 10.0.0.2:7400
       kvdir diff a:7400 b:7400 c:7400 --wait 10     after a rolling restart
       kvdir diff a:7400 b:7400 --blocks             which blocks
+      kvdir diff dns:///kvdir.prod.svc:7400         all that the name stands for
     """
-    from kvdir.client.addresses import checked
+    from kvdir.client.discovery import Discovery
     from kvdir.client.sync import Client
     from kvdir.core.diff import Verdict, compare, worst
 
-    names = checked(coordinators)
+    with Discovery(coordinators) as discovery:
+        names = discovery.wait_all(timeout_s)
     if len(names) < 2:
-        raise click.UsageError("give at least two coordinators")
+        raise click.UsageError(f"give at least two coordinators, not {', '.join(names) or discovery.problem}")
     with ExitStack() as stack:
         clients = {name: stack.enter_context(Client(name, deadline_s=timeout_s)) for name in names}
         pool = stack.enter_context(ThreadPoolExecutor(len(names)))

@@ -195,6 +195,16 @@ class Discovery:
                 self._changed.wait(left_s)
         return self._known
 
+    def wait_all(self, timeout_s: float) -> tuple[str, ...]:
+        """Until every source has said something, or failed, for so long at most."""
+        end_s = time.monotonic() + timeout_s
+        with self._changed:
+            while not all(number in self._said or number in self._problems for number, _ in self._sources):
+                if (left_s := end_s - time.monotonic()) <= 0:
+                    break
+                self._changed.wait(left_s)
+        return self._known
+
     def close(self) -> None:
         """Ends the threads. One that is inside the resolver is left to end by itself: it touches nothing any more."""
         self._stop.set()
@@ -219,12 +229,12 @@ class Discovery:
             if self._problems.pop(number, None):
                 log.info("discovery: well again")
             self._said[number] = found
+            self._changed.notify_all()
             known = self._union()
             if known == self._known or self._stop.is_set():
                 return
             log.info("discovery: coordinators are %s", ", ".join(known))
             self._known = known
-            self._changed.notify_all()
             for listener in tuple(self._listeners):
                 listener(known)
 
@@ -234,6 +244,7 @@ class Discovery:
                 kept = ", ".join(self._said.get(number, ()))
                 log.warning("discovery: %s%s", words, f"; going on with {kept}" if kept else "")
             self._problems[number] = words
+            self._changed.notify_all()
 
     def _union(self) -> tuple[str, ...]:
         """In the order in which the places were given."""

@@ -22,6 +22,7 @@ import grpc.aio
 
 from kvdir.client.discovery import Discovery
 from kvdir.client.publisher import PublisherIdentity
+from kvdir.client.race import RaceCounters
 from kvdir.core.outbox import OwnerOutbox
 from kvdir.core.sketches import SKETCH_CELLS, OwnerSketches
 from kvdir.errors import ConfigError
@@ -117,6 +118,7 @@ class Agent:
         self._listeners = Listeners(config, self._stack)
         self._draining = False
         self._discovery: Discovery | None = None
+        self._races: RaceCounters | None = None
 
     @classmethod
     async def start(cls, config: AgentConfig, *, open_planes: OpenPlanes = open_transports) -> Self:
@@ -200,6 +202,7 @@ class Agent:
             pages=parts.arena.pages,
             replica=self.replica,
             nearest=parts.directory if isinstance(parts.directory, NearestDirectory) else None,
+            races=self._races,
         )
         pulse = LoopPulse(limit_s=ALIVE_S)
         http_address = self._listeners.serve_http(collector, pulse, not_ready=lambda: "draining" if self._draining else "")
@@ -319,6 +322,7 @@ class Agent:
             return None
         coordinators = Coordinators(self._discovery, node=self.node, timeout_s=config.directory_timeout_s, clock=self._clock)
         self._stack.push_async_callback(coordinators.close)
+        self._races = coordinators.races
         if not config.replica:
             return coordinators
         self.replica = NodeReplica.open(config, self._discovery, self.store.namespaces.keys())

@@ -32,6 +32,7 @@ class Coordinators:
 
     def __init__(self, coordinators: Discovery, *, node: str, timeout_s: float, clock: Callable[[], float]) -> None:
         self._client = DirectoryClient(coordinators, name=node, deadline_s=timeout_s, connect_timeout_s=timeout_s)
+        self.races = self._client.races
         self._node = node
         self._timeout_s = timeout_s
         self._clock = clock

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from kvdir.client.race import RaceCounters
 from kvdir.core.outbox import OwnerOutbox
 from kvdir.obs.call_figures import CallFigures
 from peer_agent.memory.pages import Pages
@@ -48,6 +49,7 @@ class AgentCollector:
         pages: Pages,
         replica: NodeReplica | None = None,
         nearest: NearestDirectory | None = None,
+        races: RaceCounters | None = None,
     ) -> None:
         self._store = store
         self._stager = stager
@@ -63,6 +65,7 @@ class AgentCollector:
         self._pages = pages
         self._replica = replica
         self._nearest = nearest
+        self._races = races
 
     def collect(self) -> Families:
         yield from self._arena()
@@ -151,6 +154,15 @@ class AgentCollector:
             for source, count in self._nearest.asked.items():
                 asked.add_metric([source], count)
             yield asked
+
+        if self._races is not None:
+            for name, help, value in (
+                ("questions", "Questions to the coordinators.", self._races.questions),
+                ("hedges", "Second questions beside one that was slow.", self._races.hedges),
+                ("hedges_won", "Of those, the ones that were answered first.", self._races.hedges_won),
+                ("moved_on", "Questions to the next coordinator because one failed.", self._races.moved_on),
+            ):
+                yield CounterMetricFamily(f"peer_agent_directory_{name}", help, value=value)
 
     def _stream(self) -> Families:
         connected = GaugeMetricFamily("peer_agent_publisher_connected", "1 if connected.", labels=["coordinator"])

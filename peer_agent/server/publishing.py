@@ -92,7 +92,8 @@ class Publishing:
         await asyncio.gather(*running, *self._ending, return_exceptions=True)
 
     def stats(self) -> list[PublisherStats]:
-        return [publisher.stats() for publisher, _ in self._publishers.values()]
+        """Also from the thread of the metrics, so of a copy."""
+        return [publisher.stats() for publisher, _ in tuple(self._publishers.values())]
 
     def _changed(self, addresses: tuple[str, ...]) -> None:
         """These are the coordinators now."""

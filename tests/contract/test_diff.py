@@ -6,6 +6,7 @@ import asyncio
 import json
 from typing import Any
 
+import pytest
 from click.testing import CliRunner, Result
 
 from kvdir.cli.main import main
@@ -76,3 +77,14 @@ async def test_unreachable_coordinator_is_named() -> None:
 async def test_one_coordinator_is_refused() -> None:
     result = await run("127.0.0.1:1")
     assert result.exit_code == Exit.USAGE
+
+
+async def test_coordinators_are_found_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving() as a, serving() as b:
+        monkeypatch.setattr("kvdir.client.discovery.resolve_name", lambda name, port: [a.address, b.address])
+        found = await document("dns:///coordinators:1")
+        assert [item["address"] for item in found["coordinators"]] == [a.address, b.address]
+        monkeypatch.setattr("kvdir.client.discovery.resolve_name", lambda name, port: [])
+        result = await run("dns:///coordinators:1")
+    assert result.exit_code == Exit.USAGE
+    assert "nobody there" in result.output
