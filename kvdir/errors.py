@@ -98,3 +98,9 @@ class UntrustedView(KvdirError):
     """A destructive action was given a cumulative figure that is not trusted."""
 
     code = "untrusted"
+
+
+class Unsupported(KvdirError):
+    """Whoever was asked cannot do this the way it is set up; the message says who can."""
+
+    code = "unsupported"

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvdir.core.node import Stream
+from kvdir.core.node import RecentStores, Stream
 from kvdir.fingerprint import Fingerprints
 
 if TYPE_CHECKING:
@@ -55,17 +55,23 @@ def take_feedback(ingest: Ingest, stream: Stream | None, report: StaleReport, *,
     holder = stream.holders.get(key)
     if holder is None:
         return Feedback(0, "")
-    fingerprints = report.fingerprints
-    if stream.cursor.top_seq > report.owner_seq:
-        newer = stream.recent.newer_than(report.owner_seq, key)
-        if newer is None:
-            return Feedback(0, "too old to tell from newer stores")
-        fingerprints = fingerprints.select(at for at, item in enumerate(fingerprints) if item[:8] not in newer)
-        if not fingerprints.packed:
-            return Feedback(0, "a newer store was heard")
+    fingerprints = not_stored_since(stream.recent, stream.cursor.top_seq, report)
+    if isinstance(fingerprints, Feedback):
+        return fingerprints
     removed = ingest.retract(holder, fingerprints.packed, fingerprints.width, now_s)
     if removed and not holder.partial:
         holder.doubt_since_s = holder.doubt_since_s if holder.doubt else now_s
         holder.doubt = "blocks were removed on a reader's word, the owner's count is due"
         holder.doubt_seq = max(holder.doubt_seq, report.owner_seq)
     return Feedback(removed)
+
+
+def not_stored_since(recent: RecentStores, top_seq: int, report: StaleReport) -> Fingerprints | Feedback:
+    """The fingerprints of a report that no later `stored` contradicts; or why none is left. top_seq: highest number heard."""
+    if top_seq <= report.owner_seq:
+        return report.fingerprints
+    newer = recent.newer_than(report.owner_seq, (report.namespace_digest, report.tier))
+    if newer is None:
+        return Feedback(0, "too old to tell from newer stores")
+    fingerprints = report.fingerprints.select(at for at, item in enumerate(report.fingerprints) if item[:8] not in newer)
+    return fingerprints if fingerprints.packed else Feedback(0, "a newer store was heard")

@@ -101,7 +101,7 @@ class RegionDirectory:
         asked, lag_s = len(fingerprints.packed) // fingerprints.width, beat.lag_s(now_ns)
         answer = Lookup(runs, sets, nodes.trusts, hits, asked, beat.warming, 0, lag_s, beat.incomplete, "replica")
         if nodes.left_out or min_trust is not MinTrust.ANY:
-            answer = _without(answer, nodes.left_out, min_trust, prefix=prefix)
+            answer = without(answer, nodes.left_out, min_trust, prefix=prefix)
         return answer, torn
 
     def nodes(self, beat: Beat, now_ns: int) -> Iterator[tuple[NodeTrust, bool]]:
@@ -134,7 +134,7 @@ class RegionDirectory:
         return nodes
 
 
-def _without(answer: Lookup, left_out: frozenset[int], min_trust: MinTrust, *, prefix: bool) -> Lookup:
+def without(answer: Lookup, left_out: frozenset[int], min_trust: MinTrust, *, prefix: bool) -> Lookup:
     """Leaves out nodes, and those below min_trust, which are counted; what nobody else holds is no hit any more."""
     below = {index for index, node in enumerate(answer.nodes) if index not in left_out and not min_trust.admits(node.state)}
     gone = left_out | below

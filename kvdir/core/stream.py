@@ -89,6 +89,11 @@ class StreamCursor:
         return self._holes.missing
 
     @property
+    def exact(self) -> bool:
+        """Whether what was applied up to applied_seq is the owner's state as of it, as far as anybody knows."""
+        return self.restated and not self._damage
+
+    @property
     def replays(self) -> int:
         return self._repair.replays
 
@@ -239,6 +244,11 @@ class StreamCursor:
         self._restate(at_seq)
         self._repair.proved(now_s)
         self._heard(now_s)
+
+    def resumed(self, at_seq: int, *, now_s: float) -> None:
+        """A new cursor goes on where another one of the same epoch stood: everything up to at_seq was applied, in order."""
+        self._restate(at_seq)
+        self._settle(now_s)
 
     def sketch_done(self, at_seq: int, *, now_s: float) -> None:
         """The exact difference as of at_seq was applied. Nothing newer was applied before."""

@@ -24,7 +24,7 @@ from kvdir.obs.trust_metrics import TrustFigures
 MAX_NODES = 1024
 
 
-_COUNTERS = {
+COUNTERS = {
     "lookups": "Lists looked up.",
     "lookup_blocks": "Positions asked for in lookups.",
     "lookup_hits": "Positions for which some node was named.",
@@ -72,7 +72,7 @@ class CoordinatorMetrics:
         self._beside = self.workers.figures() if self.workers is not None else []
         self._counters = {
             name: getattr(directory.counters, name) + sum(item.counters.get(name, 0) for item in self._beside)
-            for name in _COUNTERS
+            for name in COUNTERS
         }
         self._events = {
             "events_applied": ingest.applied,
@@ -98,7 +98,7 @@ class CoordinatorMetrics:
         yield from self.calls.families("kvdir", [item.methods for item in self._beside])
         if self.workers is not None:
             yield from self._worker_families(self.workers)
-        for name, help in _COUNTERS.items():
+        for name, help in COUNTERS.items():
             yield CounterMetricFamily(f"kvdir_{name}", help, value=self._counters.get(name, 0))
         for name, help in (
             ("events_applied", "Events applied, in order or as hints."),
@@ -128,7 +128,7 @@ class CoordinatorMetrics:
         yield GaugeMetricFamily("kvdir_loop_lag_seconds", "How late the last tick was.", value=self.loop_lag_s)
         yield from self._trust.families()
         yield from self.guards.families()
-        yield from self._node_families()
+        yield from node_families(self._nodes)
 
     def _worker_families(self, workers: Workers) -> Iterator[Metric]:
         passed_on = sum(item.counters.get("passed_on", 0) for item in self._beside)
@@ -140,34 +140,37 @@ class CoordinatorMetrics:
         ):
             yield CounterMetricFamily(f"kvdir_{name}", help, value=value)
 
-    def _node_families(self) -> Iterator[Metric]:
-        states = GaugeMetricFamily("kvdir_streams", "Streams by state.", labels=["state"])
-        for state in StreamState:
-            states.add_metric([state.name.lower()], sum(view.trust.state is state for view in self._nodes))
-        age = GaugeMetricFamily("kvdir_stream_age_seconds", "Since the node was last heard.", labels=["node"])
-        lag = GaugeMetricFamily("kvdir_stream_lag_events", "Known sequence numbers not yet applied in order.", labels=["node"])
-        missing = GaugeMetricFamily("kvdir_stream_missing_events", "Events known lost and not repaired.", labels=["node"])
-        missed = CounterMetricFamily(
-            "kvdir_stream_missed_events", "Events that were missing at some time in the current epoch.", labels=["node"]
-        )
-        confirmed = GaugeMetricFamily(
-            "kvdir_stream_confirmed_ratio", "Share of the node's entries that it has confirmed in sum.", labels=["node"]
-        )
-        gaps = CounterMetricFamily("kvdir_stream_gaps", "Holes seen in the current epoch.", labels=["node"])
-        repairs = CounterMetricFamily("kvdir_stream_repairs", "Repairs asked for in this epoch.", labels=["node", "kind"])
-        untrusted = CounterMetricFamily(
-            "kvdir_stream_untrusted_seconds", "Time for which the node's cumulative figures were untrusted.", labels=["node"]
-        )
-        for view in self._nodes:
-            node = [view.trust.node]
-            age.add_metric(node, view.trust.age_s)
-            lag.add_metric(node, view.announced_seq - view.last_seq)
-            missing.add_metric(node, view.trust.missing_events)
-            missed.add_metric(node, view.missed_events)
-            confirmed.add_metric(node, view.trust.confirmed)
-            gaps.add_metric(node, view.gaps)
-            repairs.add_metric([*node, "replay"], view.replays)
-            repairs.add_metric([*node, "sketch"], view.sketches)
-            repairs.add_metric([*node, "snapshot"], view.snapshots)
-            untrusted.add_metric(node, view.untrusted_s)
-        yield from (states, age, lag, missing, missed, confirmed, gaps, repairs, untrusted)
+
+def node_families(nodes: Iterable[NodeView]) -> Iterator[Metric]:
+    """Streams by state, and the figures of every node."""
+    nodes = tuple(nodes)
+    states = GaugeMetricFamily("kvdir_streams", "Streams by state.", labels=["state"])
+    for state in StreamState:
+        states.add_metric([state.name.lower()], sum(view.trust.state is state for view in nodes))
+    age = GaugeMetricFamily("kvdir_stream_age_seconds", "Since the node was last heard.", labels=["node"])
+    lag = GaugeMetricFamily("kvdir_stream_lag_events", "Known sequence numbers not yet applied in order.", labels=["node"])
+    missing = GaugeMetricFamily("kvdir_stream_missing_events", "Events known lost and not repaired.", labels=["node"])
+    missed = CounterMetricFamily(
+        "kvdir_stream_missed_events", "Events that were missing at some time in the current epoch.", labels=["node"]
+    )
+    confirmed = GaugeMetricFamily(
+        "kvdir_stream_confirmed_ratio", "Share of the node's entries that it has confirmed in sum.", labels=["node"]
+    )
+    gaps = CounterMetricFamily("kvdir_stream_gaps", "Holes seen in the current epoch.", labels=["node"])
+    repairs = CounterMetricFamily("kvdir_stream_repairs", "Repairs asked for in this epoch.", labels=["node", "kind"])
+    untrusted = CounterMetricFamily(
+        "kvdir_stream_untrusted_seconds", "Time for which the node's cumulative figures were untrusted.", labels=["node"]
+    )
+    for view in nodes:
+        node = [view.trust.node]
+        age.add_metric(node, view.trust.age_s)
+        lag.add_metric(node, view.announced_seq - view.last_seq)
+        missing.add_metric(node, view.trust.missing_events)
+        missed.add_metric(node, view.missed_events)
+        confirmed.add_metric(node, view.trust.confirmed)
+        gaps.add_metric(node, view.gaps)
+        repairs.add_metric([*node, "replay"], view.replays)
+        repairs.add_metric([*node, "sketch"], view.sketches)
+        repairs.add_metric([*node, "snapshot"], view.snapshots)
+        untrusted.add_metric(node, view.untrusted_s)
+    yield from (states, age, lag, missing, missed, confirmed, gaps, repairs, untrusted)

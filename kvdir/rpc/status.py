@@ -30,6 +30,7 @@ _GRPC_CODES: dict[type[KvdirError], grpc.StatusCode] = {
     errors.StaleEpoch: grpc.StatusCode.ABORTED,
     errors.NoSpace: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.UntrustedView: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.Unsupported: grpc.StatusCode.UNIMPLEMENTED,
     KvdirError: grpc.StatusCode.UNKNOWN,
 }
 

@@ -23,12 +23,19 @@ from kvdir.server.config import CoordinatorConfig
 from kvdir.server.coordinator import Coordinator
 from kvdir.server.directory_service import DirectoryService
 from kvdir.server.events_service import EventsService
-from kvdir.server.lookup_source import DirectorySource
+from kvdir.server.lookup_source import DirectorySource, LookupSource
 from kvdir.server.lookup_stream import LookupStreams
 from kvdir.server.services import REFLECTED, log_bug
+from kvdir.server.shared.admin_service import SharedAdminService
+from kvdir.server.shared.coordinator import SharedCoordinator
+from kvdir.server.shared.services import SharedDirectoryService, SharedEventsService, StoreSource
 from kvdir.server.watch_service import add_watch
 from kvdir.server.worker_place import WorkerPlace
+from kvdir.store import make_store
+from kvdir.store.base import BlockStore
 from kvdir.v1 import admin_pb2_grpc, directory_pb2_grpc, events_pb2_grpc
+
+AnyCoordinator = Coordinator | SharedCoordinator
 
 
 def build_coordinator(config: CoordinatorConfig) -> Coordinator:
@@ -57,25 +64,42 @@ def build_coordinator(config: CoordinatorConfig) -> Coordinator:
     return coordinator
 
 
-def build_server(coordinator: Coordinator) -> tuple[grpc.aio.Server, health.aio.HealthServicer]:
+def build_shared(config: CoordinatorConfig, store: BlockStore | None = None) -> SharedCoordinator:
+    """A coordinator on the store that the config names, or on this one; not opened yet."""
+    name = config.name or socket.gethostname()
+    return SharedCoordinator(config, store or make_store(config.store), name=name, version=kvdir.__version__)
+
+
+def build_server(coordinator: AnyCoordinator) -> tuple[grpc.aio.Server, health.aio.HealthServicer]:
     """The gRPC server with every service; the caller binds and starts it, on the loop that runs now."""
     config = coordinator.config
     server = grpc.aio.server(
         interceptors=[EdgeInterceptor(coordinator.metrics.calls, max_deadline_s=config.max_deadline_s, on_bug=log_bug)],
         options=server_options(max_message_bytes=config.max_message_bytes, share_port=coordinator.place is not None),
     )
-    source, calls = DirectorySource(coordinator), coordinator.metrics.calls
+    source: LookupSource = (
+        StoreSource(coordinator) if isinstance(coordinator, SharedCoordinator) else DirectorySource(coordinator)
+    )
     streams = LookupStreams(
-        source, calls, max_streams=config.max_lookup_streams, max_deadline_s=config.max_deadline_s, on_bug=log_bug
+        source,
+        coordinator.metrics.calls,
+        max_streams=config.max_lookup_streams,
+        max_deadline_s=config.max_deadline_s,
+        on_bug=log_bug,
     )
     coordinator.on_drain.append(streams.drain)
-    service = DirectoryService(source, streams, max_fingerprints=config.max_fingerprints)
     if coordinator.place is not None:
         server.add_insecure_port(coordinator.place.socket)
+    made = DirectoryService if isinstance(coordinator, Coordinator) else SharedDirectoryService
+    service = made(source, streams, max_fingerprints=config.max_fingerprints)
     directory_pb2_grpc.add_DirectoryServicer_to_server(service, server)
-    add_watch(server, coordinator.watching, stall_s=config.watch_stall_s)
-    events_pb2_grpc.add_EventsServicer_to_server(EventsService(coordinator), server)
-    admin_pb2_grpc.add_AdminServicer_to_server(AdminService(coordinator), server)
+    if isinstance(coordinator, SharedCoordinator):
+        events_pb2_grpc.add_EventsServicer_to_server(SharedEventsService(coordinator), server)
+        admin_pb2_grpc.add_AdminServicer_to_server(SharedAdminService(coordinator), server)
+    else:
+        add_watch(server, coordinator.watching, stall_s=config.watch_stall_s)
+        events_pb2_grpc.add_EventsServicer_to_server(EventsService(coordinator), server)
+        admin_pb2_grpc.add_AdminServicer_to_server(AdminService(coordinator), server)
     healthy = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
     reflection.enable_server_reflection(REFLECTED, server)

@@ -14,8 +14,10 @@ from kvdir.core.quota_keeper import QuotaPolicy
 from kvdir.core.repair import RepairPolicy
 from kvdir.errors import ConfigError
 from kvdir.index import LEAST_MAX_BYTES
+from kvdir.store.url import StoreUrl
 
 MAX_WORKERS = 64
+MEMORY = "memory"
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -68,6 +70,14 @@ class CoordinatorConfig:
     quota_enforce: bool = setting(False, "Evict what is beyond a quota; without it `kvdir quota` only says what would go.")
     quota_interval_s: float = setting(5.0, "How often totals are held against quotas.")
     quota_max_blocks: int = setting(4_096, "Blocks evicted for one quota in one interval, over all nodes.")
+    store: str = setting(
+        MEMORY,
+        "Where the directory lies: memory, or a Redis or Valkey that any number of coordinators share (docs/redis.md): "
+        "redis://, rediss://, redis+cluster:// or redis+sentinel://.",
+        metavar="URL",
+    )
+    store_timeout_s: float = setting(1.0, "Longest one call to the store may take; a stream whose write fails is resumed.")
+    store_lookup_s: float = setting(0.1, "Longest a lookup waits for the store; then it is answered without hits.")
     checkpoint: str = setting(
         "", "File that keeps the directory over a restart, as hints; empty: none is kept.", metavar="FILE"
     )
@@ -130,8 +140,31 @@ class CoordinatorConfig:
                 out.append(f"quota: {error}")
         if not 0 <= self.lookup_workers <= MAX_WORKERS:
             out.append(f"lookup_workers: must be 0 to {MAX_WORKERS}")
+        out += self._store_faults()
         if self.log_level not in LOG_LEVELS:
             out.append(f"log_level: {self.log_level!r} is not one of {', '.join(LOG_LEVELS)}")
+        return out
+
+    def _store_faults(self) -> list[str]:
+        """Never with the URL in it: that may hold a password."""
+        if self.store == MEMORY:
+            return []
+        scheme, out = self.store.partition("://")[0], []
+        try:
+            StoreUrl.parse(self.store)
+        except ConfigError as error:
+            out += [f"store: {fault}" for fault in error.faults]
+        out += [f"{field}: must be above 0" for field in ("store_timeout_s", "store_lookup_s") if getattr(self, field) <= 0]
+        if self.store_timeout_s > self.heartbeat_interval_ms / 500:
+            out.append("store_timeout_s: must be at most two heartbeats, or agents give this coordinator up while it waits")
+        for field, why in (
+            ("quota", "quotas are kept by coordinators with a directory of their own"),
+            ("checkpoint", "the store outlives coordinators, none is needed"),
+            ("lookup_workers", "run more coordinators, each answers for all"),
+            ("max_index_bytes", "the bound is the servers' own, maxmemory"),
+        ):
+            if getattr(self, field):
+                out.append(f"{field}: not with --store {scheme}: {why}")
         return out
 
     def limits(self) -> Limits:

@@ -9,17 +9,32 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterator
+from typing import Any, Generic, Protocol, TypeVar
 
-from kvdir.core.node import Stream
+from kvdir.core.stream import StreamCursor
 from kvdir.v1 import events_pb2
 
 _SAYINGS = 64
 
 
-class Connection:
+class Spoken(Protocol):
+    """A stream, as far as a connection has to know it. cursor: counts in only what may be acknowledged."""
+
+    @property
+    def node(self) -> str: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def cursor(self) -> StreamCursor: ...
+
+
+StreamT = TypeVar("StreamT", bound=Spoken)
+
+
+class Connection(Generic[StreamT]):
     """One publish call. Its writer task sends what is put here, in order, then ends the call if `ending`."""
 
-    def __init__(self, stream: Stream, number: int, *, ack_every: int) -> None:
+    def __init__(self, stream: StreamT, number: int, *, ack_every: int) -> None:
         self.stream = stream
         self.number = number
         self.wake = asyncio.Event()
@@ -70,16 +85,16 @@ class Connections:
     """By stream. Several calls of one stream exist only while an older one is being ended."""
 
     def __init__(self) -> None:
-        self._by_stream: dict[tuple[str, int], Connection] = {}
+        self._by_stream: dict[tuple[str, int], Connection[Any]] = {}
         self._removed = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._by_stream)
 
-    def __iter__(self) -> Iterator[Connection]:
+    def __iter__(self) -> Iterator[Connection[Any]]:
         return iter(tuple(self._by_stream.values()))
 
-    def add(self, connection: Connection) -> None:
+    def add(self, connection: Connection[Any]) -> None:
         """Takes the place of an older connection of the stream, which is ended."""
         key = (connection.stream.node, connection.stream.epoch)
         older = self._by_stream.get(key)
@@ -87,7 +102,7 @@ class Connections:
             older.end()
         self._by_stream[key] = connection
 
-    def remove(self, connection: Connection) -> None:
+    def remove(self, connection: Connection[Any]) -> None:
         key = (connection.stream.node, connection.stream.epoch)
         if self._by_stream.get(key) is connection:
             del self._by_stream[key]
@@ -98,5 +113,5 @@ class Connections:
         self._removed.clear()
         await self._removed.wait()
 
-    def get(self, node: str, epoch: int) -> Connection | None:
+    def get(self, node: str, epoch: int) -> Connection[Any] | None:
         return self._by_stream.get((node, epoch))

@@ -132,7 +132,7 @@ class Coordinator:
                 case RequestReplay() | RequestSketch() | RequestSnapshot():
                     connection = self.connections.get(effect.node, effect.epoch)
                     if connection is not None:
-                        connection.say(_request(effect))
+                        connection.say(repair_request(effect))
 
     def evicted(self, stream: Stream, result: EvictResult) -> None:
         """An owner did what a quota asked."""
@@ -163,12 +163,22 @@ class Coordinator:
         for connection in self.connections:
             connection.end()
 
+    def not_ready(self) -> str:
+        """Why nobody should be sent here, in words; empty when all is well."""
+        if self.draining:
+            return "draining"
+        return "warming: some node has not restated what it holds since the start" if self.directory.warming else ""
+
+    def remark(self) -> str:
+        return "(partial: some live node has not restated what it holds)" if self.directory.partial else ""
+
 
 def fenced_response(epoch: int, newer_epoch: int, reason: str) -> events_pb2.PublishResponse:
     return events_pb2.PublishResponse(fenced=events_pb2.Fenced(epoch=epoch, newer_epoch=newer_epoch, reason=reason))
 
 
-def _request(effect: RequestReplay | RequestSketch | RequestSnapshot) -> events_pb2.PublishResponse:
+def repair_request(effect: RequestReplay | RequestSketch | RequestSnapshot) -> events_pb2.PublishResponse:
+    """As it is said to the owner."""
     if isinstance(effect, RequestReplay):
         return events_pb2.PublishResponse(
             replay_request=events_pb2.ReplayRequest(first_seq=effect.first_seq, last_seq=effect.last_seq)

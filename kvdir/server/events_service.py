@@ -8,7 +8,8 @@ from typing import Any
 
 import grpc.aio
 
-from kvdir.core.directory import Refused
+from kvdir.core.directory import Hello, Refused
+from kvdir.core.node import Stream
 from kvdir.errors import DeadlineExceeded, Overloaded, RemoteProtocolError, Unavailable
 from kvdir.location import PROTOCOL_VERSION
 from kvdir.obs.logs import say
@@ -51,34 +52,26 @@ class EventsService(events_pb2_grpc.EventsServicer):
             return
         coordinator = self._coordinator
         reader = asyncio.create_task(self._read(connection, context))
-        writer = asyncio.create_task(_write(connection, context))
+        writer = asyncio.create_task(write_all(connection, context))
         try:
             await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in (reader, writer):
                 task.cancel()
-            results = await asyncio.gather(reader, writer, return_exceptions=True)
             coordinator.connections.remove(connection)
             coordinator.directory.disconnected(connection.stream, connection.number, now_s=coordinator.now_s())
+            results = await asyncio.gather(reader, writer, return_exceptions=True)  # last: we may be cancelled in it
         for result in results:
             if isinstance(result, Exception):
                 raise result
 
-    async def _open(self, context: Any) -> Connection | None:
+    async def _open(self, context: Any) -> Connection[Stream] | None:
         coordinator, config = self._coordinator, self._coordinator.config
         if coordinator.draining:
             raise Unavailable("this coordinator is going down: publish to another one, or come back")
         if len(coordinator.connections) >= config.max_streams:
             raise Overloaded(f"{config.max_streams} streams are connected already (max_streams)")
-        try:
-            async with asyncio.timeout(_HELLO_S):
-                request = await context.read()
-        except TimeoutError:
-            raise DeadlineExceeded(f"no hello within {_HELLO_S:g} s") from None
-        if request is grpc.aio.EOF or request.WhichOneof("message") != "hello":
-            raise RemoteProtocolError("a publish call begins with hello")
-        check_version(request.hello.protocol_version)
-        hello = decode_hello(request.hello)
+        hello = await read_hello(context)
         outcome = coordinator.directory.hello(hello, now_s=coordinator.now_s())
         coordinator.execute(coordinator.directory.take_effects())
         if isinstance(outcome, Refused):
@@ -100,7 +93,7 @@ class EventsService(events_pb2_grpc.EventsServicer):
         )
         return connection
 
-    async def _read(self, connection: Connection, context: Any) -> None:
+    async def _read(self, connection: Connection[Stream], context: Any) -> None:
         coordinator, stream = self._coordinator, connection.stream
         directory, rejected = coordinator.directory, coordinator.directory.ingest.rejected
         while True:
@@ -135,7 +128,8 @@ class EventsService(events_pb2_grpc.EventsServicer):
             connection.heard(now=kind == "heartbeat")
 
 
-async def _write(connection: Connection, context: Any) -> None:
+async def write_all(connection: Connection[Any], context: Any) -> None:
+    """Sends what the connection has to say, until it has said the last word."""
     while True:
         response = connection.take()
         if response is not None:
@@ -145,6 +139,19 @@ async def _write(connection: Connection, context: Any) -> None:
         else:
             connection.wake.clear()
             await connection.wake.wait()
+
+
+async def read_hello(context: Any) -> Hello:
+    """The first message of a call. Raises DeadlineExceeded, RemoteProtocolError."""
+    try:
+        async with asyncio.timeout(_HELLO_S):
+            request = await context.read()
+    except TimeoutError:
+        raise DeadlineExceeded(f"no hello within {_HELLO_S:g} s") from None
+    if request is grpc.aio.EOF or request.WhichOneof("message") != "hello":
+        raise RemoteProtocolError("a publish call begins with hello")
+    check_version(request.hello.protocol_version)
+    return decode_hello(request.hello)
 
 
 def _log_refused(node: str, refused: tuple[str, ...]) -> None:

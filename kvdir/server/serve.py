@@ -21,11 +21,12 @@ from grpc_health.v1 import health_pb2
 from kvdir.errors import ConfigError
 from kvdir.obs.http import HttpSide, LoopPulse
 from kvdir.obs.logs import say
-from kvdir.server.app import build_coordinator, build_server
-from kvdir.server.config import CoordinatorConfig, split_address
+from kvdir.server.app import AnyCoordinator, build_coordinator, build_server, build_shared
+from kvdir.server.config import MEMORY, CoordinatorConfig, split_address
 from kvdir.server.coordinator import Coordinator
 from kvdir.server.lookup_workers import LookupWorkers
 from kvdir.server.services import HEALTH_NAMES
+from kvdir.server.shared.coordinator import SharedCoordinator
 from kvdir.server.shared_port import SharedPort
 from kvdir.server.ticker import run_ticker
 
@@ -72,8 +73,7 @@ def run(config: CoordinatorConfig, *, on_ready: Callable[[Bound], None]) -> None
 
 async def serve(config: CoordinatorConfig, *, stop: Stop, on_ready: Callable[[Bound], None]) -> None:
     """Serves until `stop`; on_ready is called once everything listens."""
-    coordinator = build_coordinator(config)
-    async with running(coordinator) as bound:
+    async with _built(config) as coordinator, running(coordinator) as bound:
         say(log, logging.INFO, "serving", grpc=bound.grpc, http=bound.http or "off", version=bound.version)
         on_ready(bound)
         await _first(stop.drain.wait(), asyncio.shield(bound.ticker))
@@ -83,6 +83,19 @@ async def serve(config: CoordinatorConfig, *, stop: Stop, on_ready: Callable[[Bo
         coordinator.drain()
         await _first(_wait_streams(coordinator, config.grace_s), stop.abandon.wait())
     say(log, logging.INFO, "stopped")
+
+
+@contextlib.asynccontextmanager
+async def _built(config: CoordinatorConfig) -> AsyncIterator[AnyCoordinator]:
+    if config.store == MEMORY:
+        yield build_coordinator(config)
+        return
+    shared = build_shared(config)
+    await shared.open()
+    try:
+        yield shared
+    finally:
+        await shared.close()
 
 
 async def _first(*waits: Awaitable[object]) -> None:
@@ -97,7 +110,7 @@ async def _first(*waits: Awaitable[object]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def running(coordinator: Coordinator) -> AsyncIterator[Bound]:
+async def running(coordinator: AnyCoordinator) -> AsyncIterator[Bound]:
     """The coordinator, listening; leaving the block stops it within its grace. Tests use this with port 0."""
     config = coordinator.config
     host, port = split_address(config.listen)
@@ -122,7 +135,8 @@ async def running(coordinator: Coordinator) -> AsyncIterator[Bound]:
         for service in HEALTH_NAMES:
             await healthy.set(service, health_pb2.HealthCheckResponse.SERVING)
         ticker = asyncio.create_task(run_ticker(coordinator, pulse.beat))
-        stack.push_async_callback(_keep_checkpoint(coordinator))
+        if isinstance(coordinator, Coordinator):
+            stack.push_async_callback(_keep_checkpoint(coordinator))
         try:
             if workers is not None:
                 await workers.start()
@@ -137,10 +151,10 @@ async def running(coordinator: Coordinator) -> AsyncIterator[Bound]:
             await asyncio.gather(ticker, return_exceptions=True)
 
 
-def _workers(coordinator: Coordinator, host: str, port: int, stack: contextlib.AsyncExitStack) -> LookupWorkers | None:
+def _workers(coordinator: AnyCoordinator, host: str, port: int, stack: contextlib.AsyncExitStack) -> LookupWorkers | None:
     """Lookup workers, if there are to be any, not started yet; their place and port are given up with the stack."""
     place = coordinator.place
-    if place is None:
+    if place is None or isinstance(coordinator, SharedCoordinator):
         return None
     stack.callback(place.close)
     shared = SharedPort(host, port)
@@ -188,7 +202,7 @@ def _bind(server: grpc.aio.Server, host: str, port: int) -> int:
     return bound
 
 
-def _refresher(coordinator: Coordinator) -> Callable[[], None]:
+def _refresher(coordinator: AnyCoordinator) -> Callable[[], None]:
     """Puts figures aside on the event loop, called from the HTTP thread. A loop that is stuck leaves the older ones."""
     loop = asyncio.get_running_loop()
 
@@ -204,20 +218,17 @@ def _refresher(coordinator: Coordinator) -> Callable[[], None]:
     return ask
 
 
-def _not_ready(coordinator: Coordinator, workers: LookupWorkers | None) -> str:
+def _not_ready(coordinator: AnyCoordinator, workers: LookupWorkers | None) -> str:
     if workers is not None and not workers.started:
         return "lookup workers are starting"
-    if coordinator.draining:
-        return "draining"
-    return "warming: some node has not restated what it holds since the start" if coordinator.directory.warming else ""
+    return coordinator.not_ready()
 
 
-def _remark(coordinator: Coordinator, workers: LookupWorkers | None) -> str:
-    partial = "(partial: some live node has not restated what it holds)" if coordinator.directory.partial else ""
-    return " ".join(filter(None, (partial, workers.fault() if workers is not None else "")))
+def _remark(coordinator: AnyCoordinator, workers: LookupWorkers | None) -> str:
+    return " ".join(filter(None, (coordinator.remark(), workers.fault() if workers is not None else "")))
 
 
-async def _wait_streams(coordinator: Coordinator, grace_s: float) -> None:
+async def _wait_streams(coordinator: AnyCoordinator, grace_s: float) -> None:
     """Until every stream has ended, at most grace_s."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(grace_s):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from kvdir.server.coordinator import Coordinator
+from kvdir.server.app import AnyCoordinator
 
 TICK_S = 0.05
 
 
-async def run_ticker(coordinator: Coordinator, beat: Callable[[], None]) -> None:
+async def run_ticker(coordinator: AnyCoordinator, beat: Callable[[], None]) -> None:
     """Until cancelled. `beat` tells /healthz that the loop turns.
 
     `loop_lag_s` of the metrics is how late the last tick was: a busy loop shows there first.

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from kvdir.client.publisher import Backoff, Publisher, PublisherIdentity
+from kvdir.client.standby import Standby
 from kvdir.core.event import Event, EvictRequest, EvictResult, HeartbeatFigures, OwnerCount
 from kvdir.core.outbox import OwnerOutbox
 from kvdir.core.sketches import OwnerSketches
@@ -53,6 +54,7 @@ class FakeNode:
         outbox: OwnerOutbox | None = None,
         loss: float = 0.0,
         seed: int = 0,
+        standby: Standby | None = None,
     ) -> None:
         self.name = name
         self.namespace = namespace
@@ -74,6 +76,7 @@ class FakeNode:
             loss=loss,
             rng=random.Random(seed),
             backoff=Backoff(base_s=0.02, limit_s=0.2),
+            standby=standby,
         )
         self._task: asyncio.Task[None] | None = None
 
@@ -98,6 +101,12 @@ class FakeNode:
             within_s=within_s,
             what=f"{self.name} synced, is {stats()}",
         )
+
+    def also(self, address: str, standby: Standby) -> FakeNode:
+        """The same lifetime, published to another coordinator."""
+        other = FakeNode(address, self.name, namespace=self.namespace, epoch=self.epoch, outbox=self.outbox, standby=standby)
+        other.held = self.held
+        return other
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.create_task(self.publisher.run())

@@ -52,3 +52,27 @@ def test_loopback_is_recognised() -> None:
     assert is_loopback("localhost")
     assert not is_loopback("0.0.0.0")
     assert not is_loopback("no.such.host.invalid")
+
+
+@pytest.mark.parametrize(
+    "store", ["redis://h", "rediss://u:p@h:1/2", "redis+cluster://a:1,b:2", "redis+sentinel://a:1/main", "memory"]
+)
+def test_store_is_allowed_when_its_scheme_is_known(store: str) -> None:
+    assert dataclasses.replace(CoordinatorConfig(), store=store).faults() == []
+
+
+@pytest.mark.parametrize("store", ["http://u:secret@h", "redis", "redis+cluster://u:secret@", "redis://u:secret@h?what=1"])
+def test_store_is_refused_without_its_password_when_it_cannot_be_one(store: str) -> None:
+    (fault,) = dataclasses.replace(CoordinatorConfig(), store=store).faults()
+    assert fault.startswith("store: ")
+    assert "secret" not in fault
+
+
+def test_what_a_shared_store_does_not_do_is_refused_at_start() -> None:
+    config = dataclasses.replace(
+        CoordinatorConfig(), store="redis://h", quota=("none=1GiB",), checkpoint="/tmp/c", lookup_workers=2, store_timeout_s=3.0
+    )
+    faults = config.faults()
+    assert len(faults) == 4
+    for words in ("quota: not with --store", "checkpoint: not", "lookup_workers: not", "store_timeout_s: must be at most two"):
+        assert any(words in fault for fault in faults)

@@ -1,0 +1,166 @@
+"""kvdir.v1.Events and the source of lookups, over a shared store. Thin: sessions and the coordinator decide."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any
+
+import grpc.aio
+
+from kvdir.core.admission import Refused
+from kvdir.core.event import Batch
+from kvdir.errors import Overloaded, Unavailable, Unsupported
+from kvdir.location import PROTOCOL_VERSION
+from kvdir.rpc.event_codec import decode_chunk, decode_events, decode_heartbeat, decode_hello, decode_stale_report
+from kvdir.rpc.lookup_codec import decode_fingerprints, decode_min_trust, encode_lookup
+from kvdir.server.coordinator import fenced_response
+from kvdir.server.directory_service import DirectoryService
+from kvdir.server.events_service import read_hello, write_all
+from kvdir.server.lookup_source import PREFIX
+from kvdir.server.shared.coordinator import SharedCoordinator
+from kvdir.server.shared.session import End, Goodbye, Message, ReplayUnavailable, Session
+from kvdir.store.base import Fenced
+from kvdir.v1 import directory_pb2, events_pb2, events_pb2_grpc
+
+_LAST_WORD_S = 1.0
+
+
+class StoreSource:
+    """server.lookup_source.LookupSource over a shared store: always a wait, never longer than store_lookup_s."""
+
+    def __init__(self, coordinator: SharedCoordinator) -> None:
+        self._coordinator = coordinator
+
+    def lookup(self, request: directory_pb2.LookupRequest) -> Awaitable[directory_pb2.LookupResponse]:
+        fingerprints, min_trust = decode_fingerprints(request.fingerprints), decode_min_trust(request.min_trust)
+
+        async def answer() -> directory_pb2.LookupResponse:
+            return encode_lookup(
+                await self._coordinator.questions.lookup(
+                    request.namespace_digest, fingerprints, prefix=request.mode == PREFIX, min_trust=min_trust
+                )
+            )
+
+        return answer()
+
+
+class SharedDirectoryService(DirectoryService):
+    """Lookups as everywhere; no feed, because a directory larger than one machine has no replica on one."""
+
+    async def Watch(self, request_iterator: Any, context: Any) -> None:
+        raise Unsupported(
+            "not with --store redis: a directory in Redis is shared by all coordinators and may be larger than one machine; "
+            "nodes ask any coordinator instead of a replica"
+        )
+
+
+class SharedEventsService(events_pb2_grpc.EventsServicer):
+    """See the module docstring."""
+
+    def __init__(self, coordinator: SharedCoordinator) -> None:
+        self._coordinator = coordinator
+
+    async def ReportStale(self, request: events_pb2.ReportStaleRequest, context: Any) -> events_pb2.ReportStaleResponse:
+        feedback = await self._coordinator.questions.report_stale(decode_stale_report(request))
+        return events_pb2.ReportStaleResponse(
+            protocol_version=PROTOCOL_VERSION, removed=feedback.removed, ignored_reason=feedback.ignored_reason
+        )
+
+    async def Publish(self, request_iterator: Any, context: Any) -> None:
+        """Ends when the owner, the session or the writer has said the last word."""
+        session = await self._open(context)
+        if session is None:
+            return
+        connection = session.connection
+        reader = asyncio.create_task(self._read(session, context))
+        worker = asyncio.create_task(self._work(session))
+        writer = asyncio.create_task(write_all(connection, context))
+        try:
+            await asyncio.wait((reader, worker, writer), return_when=asyncio.FIRST_COMPLETED)
+            if reader.done() and reader.exception() is None:
+                await asyncio.wait((worker, writer), return_when=asyncio.FIRST_COMPLETED)  # what was read is still taken
+            if worker.done() and worker.exception() is None and connection.ending:
+                await asyncio.wait((writer,), timeout=_LAST_WORD_S)
+        finally:
+            for task in (reader, worker, writer):
+                task.cancel()
+            self._coordinator.connections.remove(connection)
+            self._coordinator.ended(session)  # before the wait, in which we may be cancelled ourselves
+            results = await asyncio.gather(reader, worker, writer, return_exceptions=True)
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+
+    async def _open(self, context: Any) -> Session | None:
+        coordinator, config = self._coordinator, self._coordinator.config
+        if coordinator.draining:
+            raise Unavailable("this coordinator is going down: publish to another one, or come back")
+        if len(coordinator.connections) >= config.max_streams:
+            raise Overloaded(f"{config.max_streams} streams are connected already (max_streams)")
+        hello = await read_hello(context)
+        outcome = await coordinator.hello(hello)
+        if isinstance(outcome, Refused):
+            await context.write(fenced_response(hello.epoch, outcome.newer_epoch, outcome.reason))
+            return None
+        session, resume_seq = outcome
+        coordinator.connections.add(session.connection)
+        session.connection.say(
+            events_pb2.PublishResponse(
+                welcome=events_pb2.Welcome(
+                    protocol_version=PROTOCOL_VERSION,
+                    coordinator=coordinator.name,
+                    resume_seq=resume_seq,
+                    heartbeat_interval_ms=config.heartbeat_interval_ms,
+                    credit_events=config.credit_events,
+                    store_id=coordinator.link.store_id,
+                )
+            )
+        )
+        return session
+
+    async def _work(self, session: Session) -> None:
+        try:
+            await session.run()
+        except Fenced:
+            refused = await self._coordinator.overtaken(session)
+            session.connection.end(fenced_response(session.stream.epoch, refused.newer_epoch, refused.reason))
+
+    async def _read(self, session: Session, context: Any) -> None:
+        rejected = self._coordinator.rejected
+        while True:
+            request = await context.read()
+            if request is grpc.aio.EOF:
+                await session.put(End())
+                return
+            kind = request.WhichOneof("message")
+            message = getattr(request, kind) if kind else None
+            if message is None:
+                rejected["unknown-message"] += 1
+            elif message.epoch != session.stream.epoch:
+                rejected["wrong-epoch"] += len(message.events) if kind == "batch" else 1
+            elif kind == "batch" and message.first_seq < 1:
+                rejected["bad-sequence"] += len(message.events)
+            else:
+                value = _decode(kind, message)
+                if value is not None:
+                    self._coordinator.counters.batches += kind == "batch"
+                    await session.put(value)
+
+
+def _decode(kind: str, message: Any) -> Message | None:
+    """None: of no use here. A sketch was not asked for; evictions for quotas neither."""
+    match kind:
+        case "batch":
+            return Batch(message.first_seq, tuple(decode_events(message.events)), message.replay)
+        case "heartbeat":
+            return decode_heartbeat(message)
+        case "snapshot":
+            return decode_chunk(message)
+        case "replay_unavailable":
+            return ReplayUnavailable()
+        case "hello":
+            return decode_hello(message)
+        case "goodbye":
+            return Goodbye()
+    return None
