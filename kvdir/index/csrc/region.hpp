@@ -105,16 +105,29 @@ public:
     u64 granule_bytes(u64 segment_bytes) const { return segment_bytes < kHugeFrom ? page_bytes_ : kHugePage; }
 
     void begin_section() noexcept {
+        looked_at(true);
         __atomic_store_n(&header()->sequence, header()->sequence + 1, __ATOMIC_RELAXED);
         __atomic_thread_fence(__ATOMIC_RELEASE);  // no write of the section may be seen before the odd number
     }
-    void end_section() noexcept { __atomic_store_n(&header()->sequence, header()->sequence + 1, __ATOMIC_RELEASE); }
+    void end_section() noexcept {
+        __atomic_store_n(&header()->sequence, header()->sequence + 1, __ATOMIC_RELEASE);
+        looked_at(false);
+    }
     // Between two steps of a long section, where everything is consistent: lets readers see it. Without a section: nothing.
     void turn_section() noexcept {
         if ((header()->sequence & 1) == 0) return;
         end_section();
         begin_section();
     }
+
+#ifdef KVDIR_SECTION_HOOK  // tests look at every state that readers may see
+    void (*section_hook)(bool begins) = nullptr;
+    void looked_at(bool begins) const {
+        if (section_hook) section_hook(begins);
+    }
+#else
+    void looked_at(bool) const {}
+#endif
 
     RegionFile* file() const { return file_.get(); }  // null: anonymous memory
     void retire() noexcept { __atomic_store_n(&header()->retired, 1, __ATOMIC_RELEASE); }

@@ -12,7 +12,11 @@ namespace kvdir {
 
 namespace {
 
+
+
+
 constexpr u32 kNone = ~u32{0};
+constexpr u64 kReadAhead = 32;         // further than kAhead: small pages, so more misses of the TLB
 constexpr u64 kStride = 64;            // of a prefix lookup, as in lookup.cpp
 constexpr u64 kMostProbes = 4096;      // of four slots, for one key; clusters of a sound table are far shorter
 constexpr u64 kMostMembers = 1 << 22;  // holders that one call copies
@@ -284,6 +288,7 @@ u32 Call::number_of(u32 found) {
 }
 
 void Call::add(u64 position, u64 count, u32 number) {
+    if (number == kNone) return;
     answer_.hits += count;
     if (number == last_number_ && position == last_end_) {
         answer_.runs[answer_.runs.size() - 2] += static_cast<u32>(count);
@@ -302,10 +307,10 @@ RegionAnswer Call::sparse() {
         u64 count = std::min(kGroup, blocks_.count - start);
         for (u64 i = 0; i < count; ++i) keys[i] = key_at(start + i);
         bool whole = window([&](Window& window) {
-            for (u64 i = 0; i < count && i < kAhead; ++i) window.prefetch(keys[i]);
+            for (u64 i = 0; i < count && i < kReadAhead; ++i) window.prefetch(keys[i]);
             u32 last = 0, found = kNone;
             for (u64 i = 0; i < count && window.sound(); ++i) {
-                if (i + kAhead < count) window.prefetch(keys[i + kAhead]);
+                if (i + kReadAhead < count) window.prefetch(keys[i + kReadAhead]);
                 u32 canonical = window.set_of(keys[i]);
                 if (canonical != last) {
                     last = canonical;
@@ -315,9 +320,9 @@ RegionAnswer Call::sparse() {
             }
         });
         answer_.torn |= !whole;
-        for (u64 i = 0; whole && i < count; ++i) {
-            u32 number = sets[i] == kNone ? kNone : number_of(sets[i]);
-            if (number != kNone) add(start + i, 1, number);
+        for (u64 i = 0, next; whole && i < count; i = next) {
+            for (next = i + 1; next < count && sets[next] == sets[i];) ++next;
+            if (sets[i] != kNone) add(start + i, next - i, number_of(sets[i]));
         }
     }
     return std::move(answer_);
