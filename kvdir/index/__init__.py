@@ -198,6 +198,10 @@ class BlockReader(Protocol):
     def generation(self) -> int:
         """Random number of this region, never 0."""
 
+    @property
+    def writer_pid(self) -> int:
+        """Of the writer, in its own pid namespace."""
+
 
 def create_region(
     path: str | PathLike[str],

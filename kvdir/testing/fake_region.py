@@ -113,7 +113,7 @@ class FakeReader:
         found = self._region.index.lookup(fingerprints, width, scope=scope, prefix=prefix)
         nodes: dict[int, int] = {}
         sets: list[bytes] = []
-        runs, hits = bytearray(), 0
+        runs: list[list[int]] = []
         for start, count, number in _RUN.iter_unpack(found.runs):
             members = self._members(found.sets[number], nodes)
             if not members:
@@ -122,10 +122,13 @@ class FakeReader:
                 continue
             if members not in sets:
                 sets.append(members)
-            runs += _RUN.pack(start, count, sets.index(members))
-            hits += count
+            if runs and sum(runs[-1][:2]) == start and sets[runs[-1][2]] == members:
+                runs[-1][1] += count
+            else:
+                runs.append([start, count, sets.index(members)])
         ids = array("I", [self._id(slot) for slot in nodes]).tobytes()
-        return RegionLookup(bytes(runs), tuple(sets), ids, hits, False)
+        packed_runs = b"".join(_RUN.pack(*run) for run in runs)
+        return RegionLookup(packed_runs, tuple(sets), ids, sum(run[1] for run in runs), False)
 
     def _id(self, slot: int) -> int:
         return slot | self._region.slots[slot].life % (1 << 16) << 16

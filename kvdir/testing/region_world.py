@@ -47,7 +47,7 @@ def _packed(first: int, count: int) -> memoryview:
     return _BLOCKS[first : first + count].data.cast("B")
 
 
-# --- writer --------------------------------------------------------------------------------------------------------------------
+# --- writer -----------------------------------------------------------------------------------------------------------------
 
 
 def write(path: str, seed: int, turns: int) -> None:
@@ -86,7 +86,9 @@ class _Writer:
         else:
             first = self._rng.randrange(BATCHES)
             batches = range(first, min(BATCHES, first + self._rng.choice((1, 2, 12))))
-            (self._store if choice < 0.65 else self._remove)(holder, [b for b in batches if self._usable(holder, b, choice < 0.65)])
+            (self._store if choice < 0.65 else self._remove)(
+                holder, [b for b in batches if self._usable(holder, b, choice < 0.65)]
+            )
 
     def _usable(self, holder: int, batch: int, fresh: bool) -> bool:
         row = self._book[:, batch, self._lives[holder]]
@@ -125,7 +127,7 @@ class _Writer:
         self._region.set_holder(holder, node=holder, tier=2)
 
 
-# --- readers -------------------------------------------------------------------------------------------------------------------
+# --- readers ----------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -140,7 +142,7 @@ class Judged:
 
 
 def read(path: str, seed: int, until: str, deadline_s: float) -> Judged:
-    """Looks up and judges until a file `until` exists. AssertionError for the first wrong answer; TimeoutError at the deadline."""
+    """Looks up and judges until a file `until` exists. AssertionError for a wrong answer, TimeoutError at the deadline."""
     judge, rng = Judged(), random.Random(seed)
     end_s = time.monotonic() + deadline_s
     reader: RegionReader | None = None

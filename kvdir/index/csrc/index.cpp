@@ -47,8 +47,12 @@ Index::Index(const RegionPlace& place, u64 expected_blocks, u64 seed)
       sets_(region_, region_.at<IndexHeader>(Segment::header)->sets, region_.at<IndexHeader>(Segment::header)->pool),
       bounded_(place.max_bytes != 0),
       evictor_(region_, table_, sets_) {
-    create(expected_blocks, seed, place.max_bytes);
-    Roster(region_).create();
+    try {
+        create(expected_blocks, seed, place.max_bytes);
+        Roster(region_).create();
+    } catch (const std::bad_alloc&) {
+        throw RegionError(region_.file()->no_room());
+    }
 }
 
 void Index::create(u64 expected_blocks, u64 seed, u64 max_bytes) {
