@@ -100,8 +100,11 @@ class Ingest:
 
     def restore(self, holder: Holder[Stream], keys: bytes, access: bytes, now_s: float) -> int:
         """Blocks of a checkpoint, by key (u64) and last access (u32); returns how many the holder did not have."""
+        kept, access = self._room.thinned(keys, access)
+        if len(kept) < len(keys):
+            self._room.missed(holder, (len(keys) - len(kept)) // 8, now_s)
         added = 0
-        for piece, then in zip(self._room.pieces(keys, 8), self._room.pieces(access, 4), strict=True):
+        for piece, then in zip(self._room.pieces(kept, 8), self._room.pieces(access, 4), strict=True):
             self._room.make(len(piece) // 8, holder, now_s)
             found = self._index.restore(piece, then, holder=holder.number)
             holder.blocks += found

@@ -41,6 +41,7 @@ def restore(directory: Directory, head: Head, parsed: Iterable[tuple[bytes, byte
     after which the directory is to be thrown away.
     """
     out = Restored()
+    directory.room.expect(head.blocks)
     holders: dict[int, Holder[Stream] | None] = {}
     # Last access is on the writer's monotonic clock; ours may have started anew. What would be before its start is its start.
     shift_s = int(now_s - age_s) - head.now_s
@@ -52,7 +53,7 @@ def restore(directory: Directory, head: Head, parsed: Iterable[tuple[bytes, byte
                 _node(directory, decode_json(payload), holders, out, now_s=now_s, age_s=age_s)
             elif kind == b"BLKS":
                 _blocks(directory, payload, holders, out, shift_s=shift_s, now_s=now_s)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, MemoryError) as error:
             raise CheckpointRefused(f"it is damaged: {type(error).__name__}: {error}") from error
     return out
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 _PIECE_BLOCKS = 1024  # so many always fit at once (BlockIndex.make_room)
 _PIECE_BYTES = 128
+_RESTORED_LOAD = 0.75  # of the index's slots; it allows 0.8
 
 
 class Room:
@@ -50,6 +51,7 @@ class Room:
         self._index = index
         self._holders = holders
         self._mirrors = mirrors
+        self._share = 1.0
         self._piece_blocks = min(_PIECE_BLOCKS, max(1, max_bytes // _PIECE_BYTES))
 
     def pieces(self, packed: bytes, width: int) -> Iterator[bytes]:
@@ -60,6 +62,22 @@ class Room:
             return
         for at in range(0, len(packed), step):
             yield packed[at : at + step]
+
+    def expect(self, blocks: int) -> None:
+        """So many blocks come in the order of keys: `thinned` leaves an even part of them that fits.
+
+        Evicting on the way would not do: the index is laid out by key, and all that came so far stands at its lower end.
+        """
+        if self.max_bytes and blocks:
+            self._share = min(1.0, _RESTORED_LOAD * self._index.stats().capacity / blocks)
+
+    def thinned(self, keys: bytes, access: bytes) -> tuple[bytes, bytes]:
+        """Of keys (u64) and last access (u32), the part that `expect` has room for."""
+        if self._share >= 1.0:
+            return keys, access
+        named, times, limit = memoryview(keys).cast("Q"), memoryview(access).cast("I"), int(self._share * 2**32)
+        kept = [at for at, key in enumerate(named) if key & 0xFFFF_FFFF < limit]
+        return array("Q", (named[at] for at in kept)).tobytes(), array("I", (times[at] for at in kept)).tobytes()
 
     def make(self, blocks: int, holder: Holder[Stream], now_s: float) -> None:
         """Before the holder gets that many blocks more. The holder itself may become partial by it."""
@@ -86,11 +104,15 @@ class Room:
         for number, count in lost.items():
             holder = self._holders.get(number)
             assert holder is not None, f"the index evicted from holder {number}, which was dropped"
-            self.evicted_blocks += count
             holder.blocks -= count
-            if not holder.partial:
-                self._holders.set_partial(holder, True, now_s)
-                holder.owner.evicted_from(holder, now_s=now_s)
+            self.missed(holder, count, now_s)
+
+    def missed(self, holder: Holder[Stream], blocks: int, now_s: float) -> None:
+        """The index has so many blocks of the holder no more, or never had room for them."""
+        self.evicted_blocks += blocks
+        if not holder.partial:
+            self._holders.set_partial(holder, True, now_s)
+            holder.owner.evicted_from(holder, now_s=now_s)
 
     def _tell(self, evicted: Evicted, members: list[memoryview]) -> None:
         keys: dict[int, array[int]] = {}
