@@ -41,21 +41,31 @@ BENCH_NAMESPACE = Namespace(
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorProcess:
-    """pid and gRPC address of a coordinator that is ready."""
+    """pid and gRPC address of a coordinator that is ready. Figures include its lookup workers."""
 
     pid: int
     address: str
 
     def cpu_s(self) -> float:
-        """CPU time of the process so far, user and system, all its threads."""
-        with open(f"/proc/{self.pid}/stat") as stat:
-            fields = stat.read().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+        """CPU time so far, user and system, all threads."""
+        return sum(cpu_s(pid) for pid in (self.pid, *self.children()))
+
+    def children(self) -> list[int]:
+        """Process ids of the lookup workers."""
+        with open(f"/proc/{self.pid}/task/{self.pid}/children") as children:
+            return [int(pid) for pid in children.read().split()]
 
     def rss_bytes(self) -> int:
         """Resident memory now."""
         with open(f"/proc/{self.pid}/statm") as statm:
             return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def cpu_s(pid: int) -> float:
+    """CPU time of one process so far, user and system, all its threads."""
+    with open(f"/proc/{pid}/stat") as stat:
+        fields = stat.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
 
 @contextlib.contextmanager

@@ -33,6 +33,7 @@ MAX_WAITING = 256
 TURN_LOOKUPS = 256
 """So many of one message are answered before others get a turn."""
 TURN_POSITIONS = 65_536
+PROCESS_KEY = "kvdir-process"
 METHOD = "StreamedLookup"
 """Under this name single lookups are counted; the call itself is counted as LookupStream."""
 
@@ -40,16 +41,27 @@ OnBug = Callable[[str, str, Exception], None]
 
 
 class LookupStreams:
-    """The calls of one server: bounded in number, drained together. max_deadline_s: of a lookup that names none."""
+    """The calls of one server: bounded in number, drained together. max_deadline_s: of a lookup that names none.
+
+    process: who answers, told in the initial metadata: several processes may listen at one address.
+    """
 
     def __init__(
-        self, source: LookupSource, observer: CallObserver, *, max_streams: int, max_deadline_s: float, on_bug: OnBug
+        self,
+        source: LookupSource,
+        observer: CallObserver,
+        *,
+        max_streams: int,
+        max_deadline_s: float,
+        on_bug: OnBug,
+        process: str = "main",
     ) -> None:
         self.source = source
         self.observer = observer
         self.max_deadline_s = max_deadline_s
         self.on_bug = on_bug
         self._max_streams = max_streams
+        self._greeting = ((PROCESS_KEY, process),)
         self._streams: set[_Stream] = set()
         self._draining = False
 
@@ -65,6 +77,7 @@ class LookupStreams:
         stream = _Stream(self, context)
         self._streams.add(stream)
         try:
+            await context.send_initial_metadata(self._greeting)
             await stream.run()
         finally:
             self._streams.discard(stream)

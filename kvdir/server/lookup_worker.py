@@ -125,6 +125,7 @@ class _Worker:
             max_streams=spec.max_lookup_streams,
             max_deadline_s=spec.max_deadline_s,
             on_bug=log_bug,
+            process=f"worker-{spec.number}",
         )
         self._healthy = health.aio.HealthServicer()
         self._server = grpc.aio.server(
