@@ -7,6 +7,7 @@
             lock    Peer.Lock at the owners, all at once; unlock likewise
             read    the data plane alone: verified reads into an arena of ours, from all owners at once
             copy    the agent's arena to the engine's memory, as the load itself reports it
+and asked_ms, what the lookup took inside the load: the same call, or with `replica` a look into the reader's own memory.
 Owners and reader are agents in processes of their own. The reader's arena is smaller than what it is asked for in turn, so
 every load finds nothing at home. Medians; ratio = whole / sum of the parts in the same round.
 
@@ -32,7 +33,7 @@ from kvdir.fingerprint import Fingerprints
 from kvdir.rpc.channel import client_options
 from kvdir.rpc.lookup_codec import encode_fingerprints
 from peer_agent import _native
-from peer_agent.cli.bench_nodes import Nodes, bench_nodes, blocks_of
+from peer_agent.cli.bench_nodes import READY_S, Nodes, bench_nodes, blocks_of
 from peer_agent.client import aio
 from peer_agent.client.results import LoadResult
 from peer_agent.core.records import BLOCK_RECORD
@@ -86,9 +87,12 @@ def run_load_bench(
     blocks: int = 256,
     block_bytes: int = 256 << 10,
     rounds: int = 15,
+    replica: bool = False,
     progress: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """{"rows": [{plane, peers, whole_ms, parts_ms, ratio, <part>_ms..., gb_per_s, p99_ms}]}; times are medians.
+    """{"rows": [{plane, peers, whole_ms, parts_ms, ratio, <part>_ms..., asked_ms, gb_per_s, p99_ms}]}; times are medians.
+
+    replica: the reader keeps one and asks it instead of the coordinator.
 
     Needs about (SETS * owners + 2 * ROOM_SETS) * blocks * block_bytes of shared memory, 1.1 GiB as it stands.
     """
@@ -97,11 +101,11 @@ def run_load_bench(
         for count, replicas in owners:
             case = Case(plane, count, replicas, blocks, block_bytes)
             progress(f"{plane}, {case.words}")
-            rows.append(uvloop.run(_run(case, rounds)))
-    return {"blocks": blocks, "block_bytes": block_bytes, "rows": rows}
+            rows.append(uvloop.run(_run(case, rounds, replica=replica)))
+    return {"blocks": blocks, "block_bytes": block_bytes, "replica": replica, "rows": rows}
 
 
-async def _run(case: Case, rounds: int) -> dict[str, Any]:
+async def _run(case: Case, rounds: int, *, replica: bool) -> dict[str, Any]:
     async with bench_nodes(block_bytes=case.block_bytes) as nodes:
         wanted = [blocks_of(f"set {number}", case.blocks) for number in range(SETS)]
         for owner in range(case.owners):
@@ -110,10 +114,21 @@ async def _run(case: Case, rounds: int) -> dict[str, Any]:
                 held = case.held_by(owner, item)
                 await nodes.fill(f"owner-{owner}", held)
                 await nodes.until_known(f"owner-{owner}", (number + 1) * len(held))
-        await nodes.start("reader", blocks=ROOM_SETS * case.blocks, transports=case.plane)
+        await nodes.start("reader", blocks=ROOM_SETS * case.blocks, transports=case.plane, replica=replica)
         engine = await nodes.engine("reader")
+        if replica:
+            await _until_replicated(engine, wanted)
         async with _outside(nodes, case) as outside:
             return _row(case, await _rounds(case, rounds, engine, outside, wanted))
+
+
+async def _until_replicated(engine: aio.Engine, wanted: Sequence[Fingerprints]) -> None:
+    ends_s = time.monotonic() + READY_S
+    for item in wanted:
+        while engine.directory.lookup(engine.namespace.digest, item).hits < len(item):
+            if time.monotonic() > ends_s:
+                raise RuntimeError(f"the reader's replica is not whole after {READY_S:g} s: {engine.directory.replica}")
+            await asyncio.sleep(0.02)
 
 
 async def _rounds(
@@ -125,7 +140,7 @@ async def _rounds(
         chosen = wanted[number % SETS]
         began_s = time.perf_counter()
         result = await engine.load(chosen, into=into, deadline_s=DEADLINE_S)
-        took = {"whole": time.perf_counter() - began_s}
+        took = {"whole": time.perf_counter() - began_s, "asked": result.timings.lookup_us / 1e6}
         if result.hits < case.blocks or result.peer_bytes < case.blocks * case.block_bytes:
             raise RuntimeError(f"not everything came from peers: {result}")
         took |= await outside.parts(chosen, engine, result)
@@ -144,7 +159,7 @@ def _row(case: Case, times: Sequence[dict[str, float]]) -> dict[str, Any]:
         "whole_ms": _ms(median_s),
         "parts_ms": _ms(statistics.median(sums)),
         "ratio": round(statistics.median(item["whole"] / total for item, total in zip(times, sums, strict=True)), 3),
-        **{f"{part}_ms": _ms(statistics.median(item[part] for item in times)) for part in PARTS},
+        **{f"{part}_ms": _ms(statistics.median(item[part] for item in times)) for part in (*PARTS, "asked")},
         "gb_per_s": round(case.blocks * case.block_bytes / median_s / 1e9, 2),
         "p99_ms": _ms(whole[min(len(whole) - 1, int(len(whole) * 0.99))]),
     }

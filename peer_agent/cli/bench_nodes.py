@@ -76,7 +76,7 @@ class Nodes:
             "http_listen": "127.0.0.1:0",
             "log_level": "warning",
         }
-        flags = [part for key, value in (values | settings).items() for part in (f"--{key.replace('_', '-')}", str(value))]
+        flags = [part for key, value in (values | settings).items() for part in _flag(key.replace("_", "-"), value)]
         arguments = ["-m", "peer_agent", "serve", "--output", "json", *flags]
         child = await Child.start(name, arguments, log=self._work / f"{name}.log", ready_s=READY_S)
         self._stack.push_async_callback(child.end, grace_s=GRACE_S)
@@ -113,6 +113,12 @@ class Nodes:
                         return
                 await asyncio.sleep(0.02)
         raise RuntimeError(f"the coordinator does not know {name}'s {blocks} blocks after {READY_S:g} s")
+
+
+def _flag(name: str, value: Any) -> list[str]:
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no-{name}"]
+    return [f"--{name}", str(value)]
 
 
 @contextlib.asynccontextmanager

@@ -6,7 +6,10 @@ import asyncio
 import os
 import subprocess
 import sys
+import threading
 import time
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -14,9 +17,11 @@ import kvdir
 from kvdir.client.attached import PAUSE_S, Attached
 from kvdir.client.replica_reader import ReplicaReader
 from kvdir.core.region_roster import RegionRoster
-from kvdir.core.roster import Beat
+from kvdir.core.roster import Beat, NamespaceRecord
 from kvdir.errors import TooLarge
 from kvdir.fingerprint import Fingerprints
+from kvdir.index import RegionIndex, create_region
+from kvdir.location import NodeTrust, StreamState, Tier
 from kvdir.testing.fake_node import EXAMPLE_NAMESPACE, some_fingerprints
 from kvdir.testing.fake_region import FakeReader, FakeRegion
 from kvdir.testing.served import Served, batch, publishing, said, serving, stored
@@ -108,6 +113,79 @@ async def test_child_makes_connections_of_its_own_after_a_fork() -> None:
         attached.close()
         assert mine is not None
         mine.close()
+
+
+FORK = """
+import os, sys
+import kvdir
+from kvdir.testing.fake_node import EXAMPLE_NAMESPACE, some_fingerprints
+
+attached = kvdir.attach(sys.argv[1], dead_after_s=60.0)
+def hits():
+    return attached.lookup(EXAMPLE_NAMESPACE.digest, some_fingerprints(16)).hits
+assert hits() == 16
+child = os.fork()
+if not child:
+    os._exit(0 if hits() == 16 else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+
+
+def test_child_looks_up_in_the_same_mapping_after_a_fork(tmp_path: Path) -> None:
+    region = create_region(tmp_path / "region")
+    filled_region(region)
+    subprocess.run([sys.executable, "-c", FORK, str(tmp_path / "region")], check=True, timeout=20)
+    region.close()
+
+
+async def test_threads_look_up_while_regions_come_and_go(tmp_path: Path) -> None:
+    """Each answer is of one whole region, or nobody's while there is none; nothing is unmapped under a lookup."""
+    path = str(tmp_path / "region")
+    attached = kvdir.attach(path, dead_after_s=60.0)
+    over = threading.Event()
+    seen: list[Counter[tuple[str, int]]] = []
+
+    def ask_on() -> None:
+        counts: Counter[tuple[str, int]] = Counter()
+        seen.append(counts)
+        while not over.is_set():
+            answer = attached.lookup(DIGEST, BLOCKS)
+            counts[answer.source, answer.hits] += 1
+            assert not answer.fault()
+
+    threads = [threading.Thread(target=ask_on) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    region = create_region(path)
+    for number in range(60):
+        if number % 20 == 19:
+            region.close()
+            region = create_region(path)
+        successor = region.successor()
+        filled_region(successor)
+        successor.publish()
+        region.close()
+        region = successor
+        await asyncio.sleep(0.005)
+    over.set()
+    for thread in threads:
+        thread.join()
+    region.close()
+    total = sum(seen, Counter())
+    assert set(total) <= {("replica", 16), ("none", 0)}, total
+    assert total["replica", 16] > 100
+
+
+def filled_region(region: RegionIndex) -> None:
+    roster = RegionRoster(region)
+    scope = int.from_bytes(DIGEST[:8], "little")
+    roster.put_namespace(NamespaceRecord(DIGEST, "example", 1, 1))
+    trust = NodeTrust("n", 1, StreamState.SYNCED, "", 0.0, 0, "")
+    roster.put_node(0, trust, heard_s=time.monotonic(), hidden=False)
+    roster.put_holder(0, 0, Tier.CPU, visible=True)
+    region.store(BLOCKS.packed, BLOCKS.width, scope=scope, holder=0, now_s=1)
+    now_ns = time.monotonic_ns()
+    roster.beat(Beat(beat_ns=now_ns, as_of_ns=now_ns))
 
 
 def test_attach_imports_neither_grpc_nor_asyncio() -> None:
