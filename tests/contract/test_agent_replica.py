@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import os
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from kvdir.cli.main import main as kvdir_main
 from kvdir.core.answer import Lookup
 from kvdir.errors import ConfigError
 from kvdir.fingerprint import Fingerprints
@@ -58,7 +63,7 @@ async def test_load_asks_the_replica_and_no_coordinator(pair: LocalCluster) -> N
     fingerprints = await filled(pair, 40)
     reader = await pair.engine("b")
     into = pair.blocks.room(fingerprints)
-    result = await reader.load(fingerprints, into=into)
+    result = await reader.load(fingerprints, into=into, deadline_s=10.0)
     assert result.count(LoadStatus.HIT_PEER) == 40
     pair.blocks.check(fingerprints, into, result)
     assert asked(pair, "b") == {"replica": 1, "coordinator": 0, "none": 0}
@@ -79,20 +84,24 @@ async def test_load_comes_from_peers_when_every_coordinator_is_gone(pair: LocalC
     pair.blocks.check(fingerprints.slice(4, 4), into[4:], second)
 
 
-async def test_replica_hears_what_a_load_found_stale(pair: LocalCluster) -> None:
-    """The owner loses blocks and never says so: only the reader can."""
-    fingerprints = await filled(pair, 8)
-    store, gone = pair.agents["a"].store, fingerprints.slice(0, 4)
-    store._publish = lambda *_: 0
-    assert store.discard(pair.namespace.digest, gone) == 4
-    assert in_replica(pair, "b", gone).hits == 4
-    reader = await pair.engine("b")
-    into = pair.blocks.room(fingerprints)
-    result = await reader.load(fingerprints, into=into)
-    assert (result.hits, result.count(LoadStatus.STALE)) == (4, 4)
-    pair.blocks.check(fingerprints, into, result)
-    await eventually(lambda: in_replica(pair, "b", gone).hits == 0, what="the replica names nobody for them any more")
-    assert in_replica(pair, "b", fingerprints).hits == 8 - 4
+async def test_replica_hears_what_a_load_found_stale(directory: Path) -> None:
+    """The owner loses blocks and does not say so; its next heartbeat, which would show it, is far away."""
+    async with local_cluster(directory, coordinator=False, replica=True) as pair:
+        await pair.start_coordinator(heartbeat_interval_ms=60_000, stale_after_s=300.0, expire_after_s=600.0)
+        for node in ("a", "b"):
+            await pair.start_agent(node)
+        fingerprints = await filled(pair, 8)
+        store, gone = pair.agents["a"].store, fingerprints.slice(0, 4)
+        store._publish = lambda *_: 0
+        assert store.discard(pair.namespace.digest, gone) == 4
+        assert in_replica(pair, "b", gone).hits == 4
+        reader = await pair.engine("b")
+        into = pair.blocks.room(fingerprints)
+        result = await reader.load(fingerprints, into=into, deadline_s=10.0)
+        assert (result.hits, result.count(LoadStatus.STALE)) == (4, 4)
+        pair.blocks.check(fingerprints, into, result)
+        await eventually(lambda: in_replica(pair, "b", gone).hits == 0, what="the replica names nobody for them any more")
+        assert pair.agents["b"].reader.counters.stale_reported == 4
 
 
 async def test_engine_looks_up_in_the_replica_of_its_node(pair: LocalCluster) -> None:
@@ -151,3 +160,15 @@ async def test_metrics_say_how_far_the_replica_is_behind_and_who_nominated(pair:
     assert families["peer_agent_replica_blocks"] == 8
     assert families["peer_agent_replica_snapshots"] == 1
     assert families["peer_agent_replica_lag_seconds"] < 5
+
+
+async def test_commands_read_the_region_of_an_agent(pair: LocalCluster) -> None:
+    fingerprints = await filled(pair, 8)
+    path = pair.agents["b"].config.replica_file
+    result = await asyncio.to_thread(CliRunner().invoke, kvdir_main, ["replica", path, "--output", "json"])
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert (document["usable"], document["blocks"], document["writer_pid"]) == (True, 8, os.getpid())
+    assert {node["node"]: node["state"] for node in document["nodes"]} == {"a": "synced", "b": "synced"}
+    asked = ["lookup", pair.namespace.digest.hex()[:8], *(item.hex() for item in fingerprints), "--region", path]
+    assert "8 of 8 blocks" in (await asyncio.to_thread(CliRunner().invoke, kvdir_main, asked)).stdout

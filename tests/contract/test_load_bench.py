@@ -21,11 +21,14 @@ def nothing_left():
 
 def test_load_bench_has_the_whole_and_its_parts_when_run_small():
     seen: list[str] = []
-    result = run_load_bench(planes=["tcp"], owners=[(2, True)], blocks=8, block_bytes=4096, rounds=3, progress=seen.append)
+    result = run_load_bench(
+        planes=["tcp"], owners=[(2, True)], blocks=8, block_bytes=4096, rounds=3, replica=True, progress=seen.append
+    )
     (row,) = result["rows"]
     assert seen == ["tcp, 2 peers, each holds all"]
     assert all(row[f"{part}_ms"] > 0 for part in PARTS)
     assert row["whole_ms"] > row["copy_ms"]
+    assert row["asked_ms"] > 0
     assert row["ratio"] > 0
 
 
