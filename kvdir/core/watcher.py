@@ -32,7 +32,7 @@ MAX_AHEAD_BYTES = 32 * 2**20
 class Watcher:
     """welcome: as it will be said, but for `snapshot`, which depends on the start. encode: a response without items.
 
-    behind: whether something waits for it. ended: why it ends, once it does.
+    behind: whether something waits for it. ended: why it ends, once it does; said_end: once that was said, too.
     """
 
     def __init__(
@@ -50,6 +50,7 @@ class Watcher:
         self.sent_bytes = 0
         self.ended: End | None = None
         self.cut_off = False
+        self.said_end = False
         self._feed = feed
         self._encode = encode
         self._digests = start.digests
@@ -105,6 +106,7 @@ class Watcher:
         """The next message, empty when there is nothing to say now. Behind one with the end there is none."""
         self.judge(now_s)
         if self.ended is not None:
+            self.said_end = True
             return self._encode(Response(end=self.ended))
         parts = [self._first] if self._first else []
         self._first = b""

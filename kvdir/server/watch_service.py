@@ -42,10 +42,10 @@ def watch_handler(watching: Watching, *, stall_s: float) -> Callable[[Any, Any],
         try:
             await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
         finally:
+            watching.close(call)  # first: what follows waits, and may be cancelled
             for task in (reader, writer):
                 task.cancel()
             results = await asyncio.gather(reader, writer, return_exceptions=True)
-            watching.close(call)
         for result in results:
             if isinstance(result, Exception):
                 raise result
@@ -84,7 +84,7 @@ async def _write(watching: Watching, call: WatchCall, context: Any, stall_s: flo
             except TimeoutError:
                 call.watcher.cut_off = True
                 raise Unavailable(f"cut off: you have read nothing for {stall_s:g} s; come back when you can read") from None
-            if call.watcher.ended is not None:
+            if call.watcher.said_end:
                 return
         else:
             await call.wake.wait()

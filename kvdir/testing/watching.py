@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ class RawWatch:
         self.call = call
         self.responses: list[Response] = []
         self.received_bytes = 0
+        self._unseen: deque[Any] = deque()
 
     async def read(self, *, within_s: float = 10.0) -> Response | None:
         """The next message; None at the end of the call."""
@@ -34,22 +36,22 @@ class RawWatch:
         if data is grpc.aio.EOF:
             return None
         self.received_bytes += len(data)
-        self.responses.append(decode_response(data))
-        return self.responses[-1]
+        response = decode_response(data)
+        self.responses.append(response)
+        self._unseen += [
+            thing for thing in (response.welcome, *response.items, response.beat, response.end) if thing is not None
+        ]
+        return response
 
-    async def until(self, kind: type[Item] | str, *, within_s: float = 10.0) -> Any:
-        """The next item of this type, or the next "welcome", "beat" or "end"."""
+    async def until(self, kind: type[Any], *, within_s: float = 10.0) -> Any:
+        """The next Welcome, item, Beat or End of this type; what comes before it is passed over."""
         async with asyncio.timeout(within_s):
             while True:
-                response = await self.read()
-                assert response is not None, f"the call ended before {kind}"
-                if isinstance(kind, str):
-                    if getattr(response, kind) is not None:
-                        return getattr(response, kind)
-                    continue
-                for item in response.items:
-                    if isinstance(item, kind):
-                        return item
+                while self._unseen:
+                    thing = self._unseen.popleft()
+                    if isinstance(thing, kind):
+                        return thing
+                assert await self.read() is not None, f"the call ended before {kind}"
 
     async def grant(self, more_bytes: int = MIN_CREDIT_BYTES) -> int:
         """Grants so much beyond what has come."""
