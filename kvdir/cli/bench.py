@@ -61,6 +61,20 @@ def ingest(output: str, progress: bool | None) -> None:
     run_bench("ingest", measure, output=output, progress=progress)
 
 
+@bench.command(short_help="How far a replica is behind, at a set rate of events.")
+@output_option
+@progress_option
+def feed(output: str, progress: bool | None) -> None:
+    """From a publisher's event to a lookup in a replica that finds it, at 200,000 blocks a second: p50, p99, CPU of both."""
+
+    def measure(advance: Advance) -> Mapping[str, Any]:
+        from kvdir.cli.bench_feed import run_feed_bench
+
+        return run_feed_bench(advance=advance)
+
+    run_bench("feed", measure, output=output, progress=progress)
+
+
 @bench.command(short_help="Lookups over gRPC: time, CPU, and where it goes.")
 @output_option
 @progress_option

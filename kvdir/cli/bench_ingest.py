@@ -89,9 +89,9 @@ async def _feed(coordinator: CoordinatorProcess, messages: list[bytes]) -> tuple
             request_serializer=None,
             response_deserializer=events_pb2.PublishResponse.FromString,
         )()
-        await call.write(_hello())
+        await call.write(hello_message())
         assert (await call.read()).WhichOneof("message") == "welcome"
-        acked = _Acked()
+        acked = Acked()
         reader = asyncio.create_task(acked.read(call, len(messages)))
         cpu_s, started_s = coordinator.cpu_s(), time.perf_counter()
         async with asyncio.timeout(_ACKED_S):
@@ -105,7 +105,7 @@ async def _feed(coordinator: CoordinatorProcess, messages: list[bytes]) -> tuple
     return wall_s, cpu_s
 
 
-class _Acked:
+class Acked:
     """What the coordinator has acknowledged, one event per message."""
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ class _Acked:
             await self._more.wait()
 
 
-def _hello() -> bytes:
+def hello_message() -> bytes:
     return encode_hello(
         node="bench",
         epoch=EPOCH,

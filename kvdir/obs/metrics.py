@@ -20,6 +20,7 @@ from kvdir.obs.call_figures import CallFigures
 from kvdir.obs.guard_metrics import GuardFigures
 from kvdir.obs.process_figures import ProcessFigures
 from kvdir.obs.trust_metrics import TrustFigures
+from kvdir.obs.watch_metrics import WatchMetrics
 
 MAX_NODES = 1024
 
@@ -65,6 +66,7 @@ class CoordinatorMetrics:
         self._nodes: tuple[NodeView, ...] = ()
         self._trust = TrustFigures()
         self.guards = GuardFigures()
+        self.watch = WatchMetrics()
 
     def refresh(self, directory: Directory, *, now_s: float) -> None:
         """Puts aside what the next scrape shows."""
@@ -128,6 +130,7 @@ class CoordinatorMetrics:
         yield GaugeMetricFamily("kvdir_loop_lag_seconds", "How late the last tick was.", value=self.loop_lag_s)
         yield from self._trust.families()
         yield from self.guards.families()
+        yield from self.watch.families()
         yield from node_families(self._nodes)
 
     def _worker_families(self, workers: Workers) -> Iterator[Metric]:

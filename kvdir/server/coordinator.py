@@ -87,6 +87,7 @@ class Coordinator:
     def refresh_metrics(self) -> None:
         """Puts aside what the next scrape shows."""
         self.metrics.refresh(self.directory, now_s=self.now_s())
+        self.watching.refresh(self.metrics.watch)
         self.metrics.guards.refresh(self.directory, self.quotas, self.checkpoints)
 
     def tick(self) -> None:

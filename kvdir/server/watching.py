@@ -11,13 +11,13 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvdir.core.feed import Feed
 from kvdir.core.feed_items import Start, Welcome
 from kvdir.core.watcher import MIN_CREDIT_BYTES, Watcher
 from kvdir.errors import InvalidInput, Overloaded, Unavailable
+from kvdir.obs.watch_metrics import WatchFigures, WatchMetrics
 from kvdir.rpc.watch_codec import encode_item, encode_response
 
 if TYPE_CHECKING:
@@ -29,19 +29,6 @@ BEAT_WATCHERS = 64
 KEEP_S = 60.0
 LINGER_S, LINGER_MORE_S, LINGER_LIMIT_S = 0.002, 0.0005, 0.05
 DRAINING = "this coordinator is going down: watch another one, or come back"
-
-
-@dataclass(slots=True)
-class WatchFigures:
-    """Since the start. resumed: calls that went on without a snapshot. cut_off: watchers that were too slow."""
-
-    opened: int = 0
-    snapshots: int = 0
-    resumed: int = 0
-    cut_off: int = 0
-    refused: int = 0
-    sent_bytes: int = 0
-    messages: int = 0
 
 
 class WatchCall:
@@ -139,10 +126,12 @@ class Watching:
             call.watcher.end(DRAINING)
             call.wake.set()
 
-    def behind_s(self) -> float:
-        """How long at most something has waited for the slowest watcher."""
+    def refresh(self, metrics: WatchMetrics) -> None:
+        """Puts aside what the next scrape shows."""
         now_s = self.now_s()
-        return max((call.watcher.waited_s(now_s) for call in self.calls), default=0.0)
+        behind_s = max((call.watcher.waited_s(now_s) for call in self.calls), default=0.0)
+        log_bytes = self.feed.log_bytes if self.feed else 0
+        metrics.refresh(self.figures, watchers=len(self.calls), behind_s=behind_s, log_bytes=log_bytes)
 
     def _begin(self, now_s: float) -> Feed:
         feed = self.feed = Feed(
