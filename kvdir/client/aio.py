@@ -32,7 +32,7 @@ from kvdir.core.digests import DigestsView
 from kvdir.core.feedback import Feedback, StaleReport, combined
 from kvdir.core.quota_views import QuotasView
 from kvdir.core.views import DumpPart, NodeView, StatusView, SumsView
-from kvdir.errors import DeadlineExceeded, KvdirError, Unavailable
+from kvdir.errors import DeadlineExceeded, KvdirError, Unavailable, UnknownNamespace
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import MinTrust
 from kvdir.rpc.admin_codec import decode_part
@@ -187,8 +187,11 @@ class DirectoryClient:
             except (Unavailable, DeadlineExceeded) as error:
                 failure = error
                 race.lost(address, time.monotonic())
+            except UnknownNamespace as error:
+                failure = error
+                race.knew_nothing(address)
             else:
-                race.won(address, time.monotonic())
+                race.won(address, time.monotonic(), warming=isinstance(answer, Lookup) and answer.warming)
                 return answer
         raise failure or DeadlineExceeded("no coordinator was asked: the deadline had passed")
 
@@ -213,8 +216,11 @@ class DirectoryClient:
                     except (Unavailable, DeadlineExceeded) as error:
                         failure = error
                         race.lost(address, time.monotonic())
+                    except UnknownNamespace as error:
+                        failure = error
+                        race.knew_nothing(address)
                     else:
-                        race.won(address, time.monotonic())
+                        race.won(address, time.monotonic(), warming=isinstance(answer, Lookup) and answer.warming)
                         return answer
         finally:
             await _cancel(under_way)
@@ -264,6 +270,13 @@ class DirectoryClient:
         if self._streams is not None and call.method == calls.LOOKUP_METHOD:
             with contextlib.suppress(NoStream):  # then by a call of its own
                 return call.read(await self._streams.lookup(address, call.request, end_s=end_s))
+        self._using[address] += 1
+        try:
+            return call.read(await self._unary(call, address, end_s))
+        finally:
+            self._using[address] -= 1
+
+    async def _unary(self, call: Call[Any], address: str, end_s: float) -> Any:
         method = self._methods.get((address, call.method))
         if method is None:
             channel = await self._connected(address, end_s)
@@ -275,16 +288,12 @@ class DirectoryClient:
         remaining_s = end_s - time.monotonic()
         if remaining_s <= 0:
             raise DeadlineExceeded(f"{address}: the deadline passed before the call")
-        self._using[address] += 1
         try:
-            response = await method(call.request, timeout=remaining_s)
+            return await method(call.request, timeout=remaining_s)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNAVAILABLE:
                 self._doubt(address)
             raise from_rpc_error(error, target=address) from error
-        finally:
-            self._using[address] -= 1
-        return call.read(response)
 
     async def _connected(self, address: str, end_s: float) -> grpc.aio.Channel:
         channel = self._channels.get(address)

@@ -86,6 +86,13 @@ class LookupStreams:
             if asked is not None:
                 return asked
 
+    def forget(self, gone: Callable[[str], bool]) -> None:
+        """Ends the streams to addresses that are gone, behind the last answer that is waited for."""
+        with self._lock:
+            streams = [self._streams.pop(address) for address in tuple(self._streams) if gone(address)]
+        for stream in streams:
+            stream.retire()
+
     def close(self) -> None:
         """Ends the streams and their threads; lookups under way fail."""
         with self._lock:
@@ -158,6 +165,12 @@ class Stream:
         if self._call is not None and time.monotonic() - self._quiet_since_s >= SILENT_S:
             self.end(StreamLost(f"{self.address}: connected, but no answer for {SILENT_S:g} s"))
 
+    def retire(self) -> None:
+        """Nothing new is sent; what is waited for still comes."""
+        with self._lock:
+            self.usable = False
+        self._out.put(None)
+
     def end(self, why: Unavailable) -> None:
         """Soon; the thread does the rest."""
         self._why_ended = self._why_ended or why
@@ -202,9 +215,7 @@ class Stream:
                     with suppress(InvalidStateError):  # cancelled meanwhile
                         answer.set_result(item.lookup)
             if message.draining:
-                with self._lock:
-                    self.usable = False
-                self._out.put(None)
+                self.retire()
 
     def _settle(self, error: Exception) -> None:
         with self._lock:

@@ -3,7 +3,7 @@
     ask the first ──answer──▶ done
         │ no answer within the patience, and a hedge is affordable (or the first has failed others meanwhile)
         ├─▶ ask the second, too; the answer that comes first is taken, and a first that was far slower is asked later now
-        │ refused, or its share of the deadline is over
+        │ refused, or its share of the deadline is over, or it does not know the namespace
         └─▶ ask the next that was not asked
 
 Rules: at most one extra question is under way, and only where asking twice does no harm (Call.hedged); an answer is taken
@@ -76,7 +76,10 @@ class Race:
         if not self._may_hedge or now_s < self._look_s:
             return False
         self._look_s = now_s + self._patience_s
-        return self._addresses.put_off(self._under_way[0], now_s=now_s) or self._addresses.spend()
+        put_off = self._addresses.put_off
+        if put_off(self._under_way[0], now_s=now_s) and not put_off(self._left[0], now_s=now_s):
+            return True  # others have found out meanwhile: that is no hedge any more
+        return self._addresses.spend()
 
     def wait_s(self, now_s: float) -> float | None:
         """How long to wait for an answer before `hedge_due` is worth asking; None: until there is one."""
@@ -87,9 +90,16 @@ class Race:
         self._under_way.remove(address)
         self._addresses.failed(address, now_s=now_s)
 
-    def won(self, address: str, now_s: float) -> None:
-        """Its answer is taken. Who was asked before it, and far longer ago, is asked later from now on."""
-        self._addresses.answered(address)
+    def knew_nothing(self, address: str) -> None:
+        """It does not know what was asked about, which the next one may: it may have started a moment ago."""
+        self._under_way.remove(address)
+
+    def won(self, address: str, now_s: float, *, warming: bool = False) -> None:
+        """Its answer is taken. Who was asked far longer ago is asked later from now on, and so is one that still warms."""
+        if warming:
+            self._addresses.failed(address, now_s=now_s)
+        else:
+            self._addresses.answered(address)
         self._counters.hedges_won += address == self._hedge
         took_s = now_s - self._began_s[address]
         for other in self._under_way:

@@ -1,7 +1,7 @@
 """The blocking client of the coordinator: the same verbs as aio.DirectoryClient, for scripts and engines without a loop.
 
-Thread-safe: gRPC's blocking channels are, and what is kept beside them changes in single steps. Connections to coordinators
-that are listed no more stay open until `close`: another thread may be using them.
+Thread-safe: gRPC's blocking channels are, and what is kept beside them changes in single steps, or under a lock. The connection
+to a coordinator that is listed no more is closed once no thread uses it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
@@ -28,7 +29,7 @@ from kvdir.core.digests import DigestsView
 from kvdir.core.feedback import Feedback, StaleReport, combined
 from kvdir.core.quota_views import QuotasView
 from kvdir.core.views import DumpPart, NodeView, StatusView, SumsView
-from kvdir.errors import DeadlineExceeded, KvdirError, Unavailable
+from kvdir.errors import DeadlineExceeded, KvdirError, Unavailable, UnknownNamespace
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import MinTrust
 from kvdir.rpc.admin_codec import decode_part
@@ -64,6 +65,8 @@ class Client:
         self._channels: dict[str, grpc.Channel] = {}
         self._ready: set[str] = set()  # connected when last seen; others are waited for, within the call's deadline
         self._connecting = threading.Lock()
+        self._using: Counter[str] = Counter()
+        self._pruned = self._addresses.generation
         self._streams = LookupStreams(self._options, connect_timeout_s=connect_timeout_s) if stream else None
 
     def __enter__(self) -> Self:
@@ -141,7 +144,7 @@ class Client:
     ) -> Iterator[DumpPart]:
         """The whole directory of one coordinator, part by part."""
         end_s = time.monotonic() + deadline_s
-        self._wait_known(end_s)
+        self._look_around(end_s)
         address = self._addresses.order(now_s=time.monotonic())[0]
         method = self._connected(address, end_s).unary_stream(
             calls.DUMP_METHOD,
@@ -158,7 +161,7 @@ class Client:
     def _call(self, call: Call[AnswerT], deadline_s: float | None) -> AnswerT:
         now_s = time.monotonic()
         end_s = now_s + (self._deadline_s if deadline_s is None else deadline_s)
-        self._wait_known(end_s)
+        self._look_around(end_s)
         race = Race(self._addresses, self.races, now_s=now_s, end_s=end_s, hedged=call.hedged)
         if race.hedged:
             return self._hedged(call, race)
@@ -171,8 +174,11 @@ class Client:
                 failure = error
                 self._ready.discard(address)
                 race.lost(address, time.monotonic())
+            except UnknownNamespace as error:
+                failure = error
+                race.knew_nothing(address)
             else:
-                race.won(address, time.monotonic())
+                race.won(address, time.monotonic(), warming=isinstance(answer, Lookup) and answer.warming)
                 return answer
         raise failure or DeadlineExceeded("no coordinator was asked: the deadline had passed")
 
@@ -206,8 +212,11 @@ class Client:
                         continue
                     failure = error
                     race.lost(address, time.monotonic())
+                except UnknownNamespace as error:
+                    failure = error
+                    race.knew_nothing(address)
                 else:
-                    race.won(address, time.monotonic())
+                    race.won(address, time.monotonic(), warming=isinstance(answer, Lookup) and answer.warming)
                     return answer
         finally:
             for question in under_way.values():
@@ -216,7 +225,7 @@ class Client:
     def _everywhere(self, call: Call[AnswerT], deadline_s: float | None) -> list[AnswerT]:
         """Asks all at once; the answers that came. Raises one of the failures when none did."""
         end_s = time.monotonic() + (self._deadline_s if deadline_s is None else deadline_s)
-        self._wait_known(end_s)
+        self._look_around(end_s)
         ended: queue.SimpleQueue[str] = queue.SimpleQueue()
         listed = self._addresses.order(now_s=time.monotonic())
         questions = {address: self._begin(call, address, end_s, ended=ended) for address in listed}
@@ -233,9 +242,37 @@ class Client:
             raise failure
         return answers
 
-    def _wait_known(self, end_s: float) -> None:
+    def _look_around(self, end_s: float) -> None:
         if not len(self._addresses) and not self._discovery.wait(max(0.0, end_s - time.monotonic())):
             raise Unavailable(f"no coordinator is known yet: {self._discovery.problem or 'nobody has said any'}")
+        if self._pruned != self._addresses.generation:
+            self._prune()
+
+    def _prune(self) -> None:
+        generation = self._addresses.generation
+        if self._streams is not None:
+            self._streams.forget(lambda address: address not in self._addresses)
+        with self._connecting:
+            gone = [address for address in self._channels if address not in self._addresses]
+            idle = [self._channels.pop(address) for address in gone if not self._using[address]]
+            self._ready.difference_update(gone)
+            if len(idle) == len(gone):
+                self._pruned = generation
+        for channel in idle:
+            channel.close()
+
+    @contextlib.contextmanager
+    def _used(self, address: str) -> Iterator[None]:
+        """Its channel is not closed inside the block."""
+        self._use(address, 1)
+        try:
+            yield
+        finally:
+            self._use(address, -1)
+
+    def _use(self, address: str, change: int) -> None:
+        with self._connecting:
+            self._using[address] += change
 
     def _begin(self, call: Call[AnswerT], address: str, end_s: float, *, ended: queue.SimpleQueue[str]) -> _Question:
         """Sends; connecting is part of the question: refused is an error at once, no answer one at the deadline."""
@@ -244,12 +281,14 @@ class Client:
             question = asked = self._ask(call, address, end_s)
             future: Any = asked.future
         except NoStream:
+            self._use(address, 1)
             method: Any = self._channel(address).unary_unary(
                 call.method,
                 request_serializer=type(call.request).SerializeToString,
                 response_deserializer=call.response.FromString,
             )
             future = method.future(call.request, timeout=max(0.0, end_s - time.monotonic()))
+            future.add_done_callback(lambda _: self._use(address, -1))
             question = _Unary(address, end_s, future)
         future.add_done_callback(lambda _: ended.put(address))
         return question
@@ -265,6 +304,10 @@ class Client:
             with contextlib.suppress(StreamLost):  # then over a new one
                 return call.read(self._ask(call, address, end_s).result())
             return call.read(self._ask(call, address, end_s).result())
+        with self._used(address):
+            return call.read(self._unary(call, address, end_s))
+
+    def _unary(self, call: Call[Any], address: str, end_s: float) -> Any:
         method: Any = self._connected(address, end_s).unary_unary(
             call.method,
             request_serializer=type(call.request).SerializeToString,
@@ -274,7 +317,7 @@ class Client:
         if remaining_s <= 0:
             raise DeadlineExceeded(f"{address}: the deadline passed before the call")
         try:
-            return call.read(method(call.request, timeout=remaining_s))
+            return method(call.request, timeout=remaining_s)
         except grpc.RpcError as error:
             raise from_rpc_error(error, target=address) from error
 

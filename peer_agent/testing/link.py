@@ -76,6 +76,11 @@ class Link:
         self._target = host, port
         self._pairs: set[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = set()
 
+    @property
+    def connections(self) -> int:
+        """Under way."""
+        return len(self._pairs)
+
     def reset(self) -> None:
         """Both ends of every connection get a reset."""
         for pair in tuple(self._pairs):

@@ -14,10 +14,11 @@ from kvdir.client.sync import Client
 from kvdir.core.answer import Lookup
 from kvdir.core.feedback import StaleReport
 from kvdir.core.outbox import OwnerOutbox
-from kvdir.errors import Unavailable
+from kvdir.errors import Unavailable, UnknownNamespace
 from kvdir.location import Tier
 from kvdir.testing.fake_node import EXAMPLE_NAMESPACE, FakeNode, some_fingerprints
 from kvdir.testing.served import Served, serving
+from kvdir.testing.wait import eventually
 from peer_agent.testing.link import Link, link_to
 
 BLOCKS = some_fingerprints(50)
@@ -27,7 +28,7 @@ Ask = Callable[[], "asyncio.Future[Lookup]"]
 
 @contextlib.asynccontextmanager
 async def two_coordinators() -> AsyncIterator[tuple[Served, Served, Link]]:
-    """Both know the same node; the first is reached over a link."""
+    """Both know the same node, and warm no more; the first is reached over a link."""
     async with serving() as first, serving() as second:
         host, _, port = first.address.rpartition(":")
         outbox = OwnerOutbox(max_events=1000)
@@ -40,6 +41,8 @@ async def two_coordinators() -> AsyncIterator[tuple[Served, Served, Link]]:
             other.held = one.held
             await one.synced()
             await other.synced()
+            for served in (first, second):
+                await eventually(lambda served=served: not served.coordinator.directory.warming, what="it is warm")
             yield first, second, link
 
 
@@ -93,6 +96,28 @@ async def test_answer_comes_from_the_other_when_the_first_is_gone(client_of: Cal
         client, ask = client_of(f"127.0.0.1:1,{second.address}")
         assert (await ask()).hits == 50
         assert client.races.moved_on + client.races.hedges == 1  # type: ignore[attr-defined]
+
+
+async def test_answer_comes_from_the_other_when_the_first_has_just_started(
+    client_of: Callable[[str], tuple[object, Ask]],
+) -> None:
+    """A coordinator to which no agent has come yet knows no namespace at all; only if nobody does, that is the answer."""
+    async with serving() as fresh, two_coordinators() as (_, second, _):
+        _, ask = client_of(f"{fresh.address},{second.address}")
+        assert (await ask()).hits == 50
+        _, ask = client_of(fresh.address)
+        with pytest.raises(UnknownNamespace):
+            await ask()
+
+
+async def test_connections_to_a_coordinator_that_is_listed_no_more_end(client_of: Callable[[str], tuple[object, Ask]]) -> None:
+    async with two_coordinators() as (_, second, link):
+        client, ask = client_of(f"127.0.0.1:{link.port},{second.address}")
+        assert (await ask()).hits == 50
+        assert link.connections > 0
+        client._addresses.replace([second.address])  # type: ignore[attr-defined]
+        assert (await ask()).hits == 50
+        await eventually(lambda: link.connections == 0, what="none is left")
 
 
 async def test_error_names_the_address_when_nobody_is_there(client_of: Callable[[str], tuple[object, Ask]]) -> None:

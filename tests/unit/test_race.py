@@ -98,6 +98,27 @@ def test_hedges_are_a_tenth_of_the_questions_when_every_coordinator_is_slow() ->
     assert 100 <= hedges <= 105
 
 
+def test_hedges_are_paid_for_when_every_coordinator_was_put_off() -> None:
+    addresses, hedges = Addresses(("a:1", "b:1")), 0
+    for _ in range(100):
+        for address in ("a:1", "b:1"):
+            addresses.failed(address, now_s=0.0)
+        one = race(addresses)
+        one.begin(0.0)
+        hedges += one.hedge_due(PATIENCE_S)
+    assert hedges <= 15
+
+
+def test_one_that_warms_is_asked_later_and_one_that_knows_nothing_is_passed_over() -> None:
+    addresses = Addresses(THREE)
+    one = race(addresses)
+    one.begin(0.0)
+    one.knew_nothing("a:1")
+    assert one.begin(0.001)[0] == "b:1"  # type: ignore[index]
+    one.won("b:1", 0.002, warming=True)
+    assert addresses.order(now_s=0.01) == ["a:1", "c:1", "b:1"]
+
+
 def test_waiting_questions_move_without_paying_when_another_has_found_the_first_to_be_slow() -> None:
     addresses = Addresses(("a:1", "b:1"))
     crowd = [race(addresses) for _ in range(100)]
