@@ -36,7 +36,7 @@ SPARE_BYTES = 64 * 2**20  # left free for everybody else on the machine
 class ClusterPlan:
     """loss: share of event batches the agents drop on purpose. transports: data planes, best first.
 
-    coordinators: how many; agents publish to each of them, and ask any.
+    coordinators: how many; agents publish to each of them, and ask any. replica: agents ask replicas of their own first.
     """
 
     namespace: Namespace
@@ -45,6 +45,7 @@ class ClusterPlan:
     loss: float = 0.0
     transports: tuple[str, ...] = ("shm", "tcp")
     coordinators: int = 1
+    replica: bool = False
 
     @property
     def arena_bytes(self) -> int:
@@ -137,6 +138,7 @@ class DemoCluster:
             "transports": ",".join(self.plan.transports),
         }
         flags = [part for name, value in settings.items() for part in (f"--{name}", value)]
+        flags += ["--replica"] if self.plan.replica else []
         return await self._start(f"node-{node}", ["-m", "peer_agent", "serve", "--output", "json", *flags])
 
 

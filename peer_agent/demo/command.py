@@ -51,6 +51,7 @@ class Size(click.ParamType[int]):
 @click.option("--kill", is_flag=True, help="SIGKILL an agent half way and start it again; the last quarter waits for it.")
 @click.option("--coordinators", type=click.IntRange(1, 9), default=1, show_default=True, help="Processes, too.")
 @click.option("--kill-coordinator", is_flag=True, help="SIGKILL the last coordinator half way and start it again, empty.")
+@click.option("--replica", is_flag=True, help="Agents keep replicas of the directory and look up in them, without a call.")
 @click.option(
     "--deadline-s",
     type=click.FloatRange(min=0, min_open=True),

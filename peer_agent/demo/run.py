@@ -49,6 +49,7 @@ class DemoOptions:
     transports: tuple[str, ...] = ("shm", "tcp")
     coordinators: int = 1
     kill_coordinator_at: int | None = None
+    replica: bool = False
 
 
 def run_demo(
@@ -89,6 +90,7 @@ async def demo(
         loss=options.loss,
         transports=options.transports,
         coordinators=options.coordinators,
+        replica=options.replica,
     )
     async with demo_cluster(plan) as cluster:
         watch = Watch(cluster)

@@ -78,9 +78,9 @@ def test_peers_save_blocks_and_the_directory_agrees_with_its_owners(trace: Path)
     assert document["views_equal_owner_counts"] is True
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_bytes_are_right_over_either_plane(trace: Path, transport: str) -> None:
-    document = figures(run("--trace", str(trace), "--output", "json", "--transport", transport, "--requests", "40", *SMALL))
+@pytest.mark.parametrize("how", [("--transport", "shm"), ("--transport", "tcp", "--replica")], ids=" ".join)
+def test_bytes_are_right_over_either_plane_and_with_replicas(trace: Path, how: tuple[str, ...]) -> None:
+    document = figures(run("--trace", str(trace), "--output", "json", *how, "--requests", "40", *SMALL))
     assert document["hit_peer"] > 0
 
 

@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from kvdir import errors
+from kvdir.core.answer import Lookup
 from kvdir.core.event import Batch, Event, EventKind, Heartbeat, HeartbeatFigures, OwnerCount, SnapshotChunk
 from kvdir.core.feedback import StaleReport
 from kvdir.core.trust import Cumulative
@@ -98,6 +99,14 @@ def test_answer_is_refused_when_it_points_outside() -> None:
     response = directory_pb2.LookupResponse(protocol_version=1, runs=bytes([0, 0, 0, 0, 9, 0, 0, 0, 7, 0, 0, 0]), asked=9)
     with pytest.raises(errors.RemoteProtocolError, match="does not fit together"):
         lookup_codec.decode_lookup(response)
+
+
+def test_answer_never_looks_fresher_behind_the_wire_when_it_lags() -> None:
+    behind = Lookup(b"", (), (), 0, 4, lag_s=0.0123, incomplete=True)
+    read = lookup_codec.decode_lookup(lookup_codec.encode_lookup(behind))
+    assert (read.lag_s, read.incomplete, read.source) == (0.013, True, "coordinator")
+    fresh = lookup_codec.decode_lookup(lookup_codec.encode_lookup(Lookup(b"", (), (), 0, 4)))
+    assert (fresh.lag_s, fresh.incomplete) == (0.0, False)
 
 
 def test_width_is_checked_when_fingerprints_are_decoded() -> None:
