@@ -247,11 +247,25 @@ class DirectoryClient:
     async def _look_around(self, end_s: float) -> None:
         """Waits for the first addresses, if none is known, and lets go of connections to coordinators that are gone."""
         if not len(self._addresses):
-            await asyncio.to_thread(self._discovery.wait, max(0.0, end_s - time.monotonic()))
+            await self._first_addresses(end_s)
             if not len(self._addresses):
                 raise Unavailable(f"no coordinator is known yet: {self._discovery.problem or 'nobody has said any'}")
         if self._pruned != self._addresses.generation:
             await self._prune()
+
+    async def _first_addresses(self, end_s: float) -> None:
+        loop, known = asyncio.get_running_loop(), asyncio.Event()
+
+        def told(_: tuple[str, ...]) -> None:
+            loop.call_soon_threadsafe(known.set)
+
+        unsubscribe = self._discovery.subscribe(told)
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, end_s - time.monotonic())):
+                    await known.wait()
+        finally:
+            unsubscribe()
 
     async def _prune(self) -> None:
         generation, used = self._addresses.generation, False

@@ -27,6 +27,8 @@ WATCH_S = 240
 _SILENCE_S = 15.0
 _MAX_LINE_BYTES, _MAX_REASON_BYTES = 4 << 20, 2048
 _PAUSE_S, _PAUSE_MAX_S = 1.0, 30.0
+_NONSENSE = (ValueError, KeyError, TypeError, AttributeError)
+"""What an answer of another shape than expected leads to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ class EndpointSlices:
                 pause_s = _PAUSE_S
             except Gone:
                 self._version = ""
-            except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
+            except (OSError, http.client.HTTPException, *_NONSENSE) as error:
                 self._version = ""
                 if not stop.is_set():
                     failed(f"{self._name}: {error}")

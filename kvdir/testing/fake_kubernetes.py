@@ -12,6 +12,7 @@ after timeoutSeconds. Shapes: discovery.k8s.io/v1, Kubernetes 1.21 and newer. Do
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -25,9 +26,14 @@ _POLL_S = 0.02
 
 
 class FakeKubernetes:
-    """See the module docstring. requests: paths with queries, as they came. watches: under way."""
+    """See the module docstring. requests: paths with queries, as they came. watches: under way. tls: of the server, if any.
 
-    def __init__(self, directory: Path) -> None:
+    instead: what lists are answered with, if not empty.
+    """
+
+    def __init__(self, directory: Path, *, tls: ssl.SSLContext | None = None) -> None:
+        self.instead = b""
+        self._tls = tls
         self.requests: list[str] = []
         self.watches = 0
         self._token_file = directory / "token"
@@ -54,6 +60,8 @@ class FakeKubernetes:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = False
+        if self._tls is not None:
+            self._server.socket = self._tls.wrap_socket(self._server.socket, server_side=True)
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": _POLL_S})
         self._thread.start()
         return self
@@ -66,8 +74,8 @@ class FakeKubernetes:
         self._thread.join()
         self._server.server_close()
 
-    def api(self) -> ApiServer:
-        return ApiServer("127.0.0.1", self._server.server_address[1], self._token_file, None)
+    def api(self, *, certificates: Path | None = None) -> ApiServer:
+        return ApiServer("127.0.0.1", self._server.server_address[1], self._token_file, certificates)
 
     # -- what happens in the cluster ---------------------------------------------------------------------------------------
 
@@ -161,7 +169,7 @@ class FakeKubernetes:
         self._document(handler, 200, document)
 
     def _document(self, handler: BaseHTTPRequestHandler, status: int, document: dict[str, Any]) -> None:
-        body = json.dumps(document).encode()
+        body = self.instead or json.dumps(document).encode()
         handler.send_response(status)
         handler.send_header("Content-Type", "application/json")
         handler.send_header("Content-Length", str(len(body)))

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Certificates for tests, into directory $1: ca.pem signs node.pem, other.pem (a second node), client.pem (may not be a server)
-# and expired.pem; foreign-ca.pem signs foreign.pem. Keys beside them; node-encrypted.key is node.key under a password.
+# Certificates for tests, into directory $1: ca.pem signs node.pem, other.pem (a second node), client.pem (may not be a server),
+# here.pem (named 127.0.0.1) and expired.pem; foreign-ca.pem signs foreign.pem. Keys beside them; node-encrypted.key is node.key under a password.
 set -eu
 command -v openssl >/dev/null || { echo "certificates for tests need the openssl tool: apt-get install openssl" >&2; exit 1; }
 mkdir -p "$1"
@@ -22,5 +22,6 @@ leaf node ca 3650
 leaf other ca 3650
 leaf expired ca -1
 leaf client ca 3650 "extendedKeyUsage=clientAuth"
+leaf here ca 3650 "subjectAltName=IP:127.0.0.1"
 leaf foreign foreign-ca 3650
 openssl ec -in node.key -aes128 -passout pass:secret -out node-encrypted.key 2>/dev/null

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import threading
+import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,7 @@ from kvdir.errors import InvalidInput, Unavailable
 from kvdir.testing.check_resolver import check_resolver
 from kvdir.testing.fake_kubernetes import FakeKubernetes
 from kvdir.testing.wait import eventually
+from peer_agent.testing.certificates import shared_certificates
 
 
 class FakeNames:
@@ -126,6 +130,37 @@ async def test_watch_goes_on_when_broken_begins_anew_when_compacted_and_reads_th
         await eventually(lambda: discovery.addresses == ("10.0.0.8:7400",), what="well again")
 
 
+@pytest.mark.parametrize(
+    "body", ["[]", "{}", "nonsense", '{"metadata": {}, "items": [7]}', '{"items": null, "metadata": null}']
+)
+async def test_answer_that_makes_no_sense_is_said_and_not_the_end(
+    kubernetes: FakeKubernetes, monkeypatch: pytest.MonkeyPatch, body: str
+) -> None:
+    monkeypatch.setattr("kvdir.client.kubernetes._PAUSE_S", 0.01)
+    monkeypatch.setattr("kvdir.client.kubernetes._PAUSE_MAX_S", 0.02)
+    kubernetes.put("kvdir-1", ["10.0.0.1"])
+    kubernetes.instead = body.encode()
+    with Discovery("k8s:///kvdir.prod:7400", api=kubernetes.api) as discovery:
+        await eventually(lambda: discovery.problem, what="it says so")
+        kubernetes.instead = b""
+        await eventually(lambda: discovery.addresses, what="and tries again")
+
+
+@pytest.mark.parametrize(("ca", "words"), [("ca", ""), ("foreign-ca", "certificate verify failed")])
+async def test_certificate_of_the_api_is_checked(tmp_path: Path, ca: str, words: str) -> None:
+    made = shared_certificates()
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(made.directory / "here.pem", made.directory / "here.key")
+    with FakeKubernetes(tmp_path, tls=tls) as cluster:
+        cluster.put("kvdir-1", ["10.0.0.1"])
+        api = partial(cluster.api, certificates=made.directory / f"{ca}.pem")
+        with Discovery("k8s:///kvdir.prod:7400", api=api) as discovery:
+            await eventually(lambda: discovery.addresses or discovery.problem, what="an answer")
+            assert words in discovery.problem
+            assert discovery.addresses == (() if words else ("10.0.0.1:7400",))
+            assert bool(cluster.requests) is not bool(words), "no token was sent to a stranger"
+
+
 async def test_close_ends_a_watch_at_once(kubernetes: FakeKubernetes) -> None:
     kubernetes.put("kvdir-1", ["10.0.0.1"])
     discovery = Discovery("k8s:///kvdir.prod:7400", api=kubernetes.api)
@@ -146,6 +181,10 @@ async def test_call_waits_for_the_first_addresses_inside_its_deadline() -> None:
         async with DirectoryClient(discovery, deadline_s=0.1) as client:
             with pytest.raises(Unavailable, match="no coordinator is known yet: dns:///kvdir:1: Name or service not known"):
                 await client.nodes()
+            began_s = time.monotonic()
+            waiting = await asyncio.gather(*(client.nodes() for _ in range(100)), return_exceptions=True)
+            assert all(isinstance(item, Unavailable) for item in waiting)
+            assert time.monotonic() - began_s < 1.0, "each by its own deadline, however many there are"
             asking = asyncio.create_task(client.nodes(deadline_s=5.0))
             names.names["kvdir"] = ["127.0.0.1"]
             with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1"):  # known now, and refused
