@@ -85,6 +85,7 @@ bench: setup $(PEERS)/.installed ## All benchmarks, as tables
 	$(BIN)/kvdir bench sketch
 	$(BIN)/kvdir bench snapshot
 	$(BIN)/kvdir bench faults
+	tests/redis/install.sh && $(BIN)/kvdir bench redis
 	$(BIN)/peer-agent bench read --peers-python $(PEERS)/bin/python --allow-emulated-rma
 	$(BIN)/peer-agent bench load
 	$(BIN)/peer-agent bench fairness

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from statistics import median
 from typing import Any, Protocol
 
@@ -21,7 +22,7 @@ from kvdir.store import BlockStore, make_store
 from kvdir.store.base import Change, ChangeKind, Writer
 from kvdir.store.memory import MemoryBlockStore
 from kvdir.store.resp import Argument, Connection, Credentials
-from kvdir.testing.redis_servers import redis_cluster, redis_server, valkey_program
+from kvdir.testing.redis_servers import ClusterOfServers, Server, redis_cluster, redis_server, valkey_program
 
 __all__ = ["run_redis_bench"]
 
@@ -46,95 +47,100 @@ class Subject(Protocol):
 
 
 def run_redis_bench(blocks: int, *, advance: Advance = lambda n=1.0, text=None: None) -> dict[str, Any]:
-    """rows: one per store. Raises NotInstalled without redis-server or a Valkey."""
+    """rows: one per store. Raises NotInstalled without redis-server or a Valkey.
+
+    new_per_s, again_per_s: blocks stored a second for the first holder, and for three more. sparse_us, prefix_us: median of a
+    lookup of 1,024 blocks that are all held; ..._per_s: such lookups a second, eight at a time. bytes_1, bytes_4: of a block
+    with one holder, with four; fewer_...: the hash per block takes so many times as much.
+    """
     return asyncio.run(_rounds(blocks, advance))
 
 
 async def _rounds(blocks: int, advance: Advance) -> dict[str, Any]:
     fingerprints = np.random.default_rng(1).bytes(blocks * WIDTH)
-    rows = []
-
-    async def row(name: str, subject: Subject) -> None:
-        rows.append(await _row(name, subject, fingerprints))
-        advance(1 / 5, name)
-
-    memory = MemoryBlockStore()
-    await row("memory, this process", await StoreSubject.opened(memory))
-    for name, program in (("redis", ""), ("valkey", valkey_program())):
-        with redis_server(program=program) as server:
-            store = make_store(server.url)
-            await row(name, await StoreSubject.opened(store))
-            await store.close()
-    with redis_cluster("--repl-backlog-size", "16kb") as cluster:
-        store = make_store(cluster.url)
-        await row("redis cluster, 3 masters", await StoreSubject.opened(store))
-        await store.close()
-    with redis_server() as server:
-        connection = await Connection.connect(server.address, credentials=Credentials())
-        await row("redis, a hash per block", NaiveSubject(connection))
-        connection.abort("done")
-        await connection.wait_closed()
+    async with AsyncExitStack() as stack:
+        subjects = await _subjects(stack)
+        rows = await _measure(subjects, fingerprints, advance)
     naive = rows[-1]
-    for each in rows:
-        for column in ("bytes_1_holder", "bytes_4_holders"):
-            each[f"x_fewer_{column}"] = naive[column] / each[column] if each[column] else None
+    for row in rows:
+        for column in ("bytes_1", "bytes_4"):
+            row[f"fewer_{column[6:]}"] = naive[column] / row[column]
     return {"blocks": blocks, "batch_blocks": BATCH_BLOCKS, "asked_blocks": ASKED_BLOCKS, "width_bytes": WIDTH, "rows": rows}
 
 
-async def _row(name: str, subject: Subject, fingerprints: bytes) -> dict[str, Any]:
-    blocks = len(fingerprints) // WIDTH
-    empty = await subject.used_bytes()
-    seconds, used = [], []
-    for holder in range(HOLDERS):
-        begun = time.perf_counter()
-        for at in range(0, len(fingerprints), BATCH_BLOCKS * WIDTH):
-            await subject.store(holder, fingerprints[at : at + BATCH_BLOCKS * WIDTH])
-        seconds.append(time.perf_counter() - begun)
-        used.append(await subject.used_bytes() - empty)
-    questions = _questions(fingerprints)
-    sparse = await _times(lambda question: subject.lookup(question, prefix=False), questions)
-    prefix = await _times(lambda question: subject.lookup(question, prefix=True), questions)
-    return {
-        "store": name,
-        "new_blocks_per_s": blocks / seconds[0],
-        "more_holders_per_s": blocks * (HOLDERS - 1) / sum(seconds[1:]),
-        "sparse_p50_us": median(sparse) * 1e6,
-        "prefix_p50_us": median(prefix) * 1e6,
-        "sparse_per_s": await _rate(lambda question: subject.lookup(question, prefix=False), questions),
-        "prefix_per_s": await _rate(lambda question: subject.lookup(question, prefix=True), questions),
-        "bytes_1_holder": used[0] / blocks,
-        "bytes_4_holders": used[-1] / blocks,
+async def _subjects(stack: AsyncExitStack) -> dict[str, Subject]:
+    servers: dict[str, Server | ClusterOfServers] = {
+        "redis": stack.enter_context(redis_server()),
+        "valkey": stack.enter_context(redis_server(program=valkey_program())),
+        "redis cluster": stack.enter_context(redis_cluster("--repl-backlog-size", "16kb")),
     }
+    stores: dict[str, BlockStore] = {"memory": MemoryBlockStore()}
+    stores |= {name: make_store(server.url) for name, server in servers.items()}
+    subjects: dict[str, Subject] = {}
+    for name, store in stores.items():
+        stack.push_async_callback(store.close)
+        subjects[name] = await StoreSubject.opened(store)
+    naive = stack.enter_context(redis_server())
+    connection = await Connection.connect(naive.address, credentials=Credentials())
+    stack.push_async_callback(connection.wait_closed)
+    stack.callback(connection.abort, "done")
+    return subjects | {"hash per block": NaiveSubject(connection)}
+
+
+async def _measure(subjects: dict[str, Subject], fingerprints: bytes, advance: Advance) -> list[dict[str, Any]]:
+    """Everything in turns, so that what else the machine does meets all alike."""
+    blocks, size = len(fingerprints) // WIDTH, BATCH_BLOCKS * WIDTH
+    empty = {name: await subject.used_bytes() for name, subject in subjects.items()}
+    used: dict[str, list[float]] = {name: [] for name in subjects}
+    stored: dict[str, list[float]] = {name: [0.0] * HOLDERS for name in subjects}
+    for holder in range(HOLDERS):
+        for at in range(0, len(fingerprints), size):
+            for name, subject in subjects.items():
+                stored[name][holder] += await _seconds(subject.store(holder, fingerprints[at : at + size]))
+        for name, subject in subjects.items():
+            used[name].append((await subject.used_bytes() - empty[name]) / blocks)
+        advance(0.8 / HOLDERS, f"holder {holder + 1}")
+    asked: dict[tuple[str, bool], list[float]] = {(name, prefix): [] for name in subjects for prefix in (False, True)}
+    rates = dict.fromkeys(asked, 0.0)
+    questions = _questions(fingerprints)
+    for question in questions:
+        for name, prefix in asked:
+            asked[name, prefix].append(await _seconds(_ask(subjects[name], question, prefix)))
+    for at in range(0, LOOKUPS, ASKERS):
+        for name, prefix in rates:
+            several = (_ask(subjects[name], question, prefix) for question in questions[at : at + ASKERS])
+            rates[name, prefix] += await _seconds(asyncio.gather(*several))
+    advance(0.2, "lookups")
+    return [
+        {
+            "store": name,
+            "new_per_s": blocks / stored[name][0],
+            "again_per_s": blocks * (HOLDERS - 1) / sum(stored[name][1:]),
+            "sparse_us": median(asked[name, False]) * 1e6,
+            "prefix_us": median(asked[name, True]) * 1e6,
+            "sparse_per_s": LOOKUPS / rates[name, False],
+            "prefix_per_s": LOOKUPS / rates[name, True],
+            "bytes_1": used[name][0],
+            "bytes_4": used[name][-1],
+        }
+        for name in subjects
+    ]
+
+
+async def _seconds(work: Awaitable[object]) -> float:
+    begun = time.perf_counter()
+    await work
+    return time.perf_counter() - begun
+
+
+async def _ask(subject: Subject, question: bytes, prefix: bool) -> None:
+    assert await subject.lookup(question, prefix=prefix) == ASKED_BLOCKS, "every block asked for is held"
 
 
 def _questions(fingerprints: bytes) -> list[bytes]:
     """Stretches of blocks that are all held."""
     starts = np.random.default_rng(2).integers(0, len(fingerprints) // WIDTH - ASKED_BLOCKS, LOOKUPS)
     return [fingerprints[start * WIDTH : (start + ASKED_BLOCKS) * WIDTH] for start in starts.tolist()]
-
-
-async def _times(ask: Callable[[bytes], Awaitable[int]], questions: Sequence[bytes]) -> list[float]:
-    """One question at a time."""
-    seconds = []
-    for question in questions:
-        begun = time.perf_counter()
-        hits = await ask(question)
-        seconds.append(time.perf_counter() - begun)
-        assert hits == ASKED_BLOCKS, "every block asked for is held"
-    return seconds
-
-
-async def _rate(ask: Callable[[bytes], Awaitable[int]], questions: Sequence[bytes]) -> float:
-    """Questions a second when ASKERS ask side by side."""
-    begun = time.perf_counter()
-    left = list(questions)
-
-    async def asker() -> None:
-        while left:
-            await ask(left.pop())
-
-    await asyncio.gather(*(asker() for _ in range(ASKERS)))
-    return len(questions) / (time.perf_counter() - begun)
 
 
 class StoreSubject:

@@ -278,7 +278,7 @@ class BlockStore(Protocol):
         """digest -> record."""
 
     async def sweep(self, max_buckets: int, *, deadline_s: float) -> int:
-        """One step of freeing blocks whose holder is not listed; returns how many (holder, block) pairs it freed.
+        """One step of freeing blocks whose holder is not listed; returns how many (holder, block) pairs it freed, maybe 0.
 
         Looks at no more than max_buckets buckets; the next call, by whoever, goes on from there. Any coordinator may call it.
         """

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from kvdir.errors import ConfigError, KvdirError
-from kvdir.store.base import Figures, StoreUnavailable
+from kvdir.store.base import Figures, StoreRefused, StoreUnavailable
 from kvdir.store.library import Library
 from kvdir.store.resp import Argument, Connection, ConnectionLost, ReplyError
 from kvdir.store.topology import Address, topology_of
@@ -262,6 +262,10 @@ class Servers:
             return await self._share(key, dial)
         except TimeoutError:
             raise _Again("connecting takes too long") from None
+        except ssl.SSLCertVerificationError as error:
+            raise StoreRefused(
+                f"{_words(address)}: its certificate is not trusted: {error.verify_message}: check ca"
+            ) from error
         except (OSError, ConnectionLost) as error:
             raise _Again(f"cannot connect: {error}") from error
 

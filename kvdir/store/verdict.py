@@ -52,7 +52,7 @@ def judge(error: ReplyError, where: str) -> Again | KvdirError:
             )
     if kind in _LATER:
         return Again(kind.lower(), elsewhere=kind in ("READONLY", "CLUSTERDOWN", "MASTERDOWN"))
-    if kind in _DENIED or "ACL failure" in rest:
+    if kind in _DENIED or "ACL failure" in rest or "user executing the script" in rest:
         return StoreRefused(f"{where} does not let us in or do this ({kind}): check user, password and ACL of the store URL")
     if rest.startswith("Function not found"):
         return Again("no-functions", load=True)

@@ -1,8 +1,10 @@
 """What the block store does when one server is stopped, emptied, full, evicts, loses its functions, or is not ours."""
 
 import itertools
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +15,8 @@ from kvdir.store.layout import meta_tag, shard_tags
 from kvdir.store.redis import RedisBlockStore
 from kvdir.testing.check_directory_store import D, held, holder_of, remove, store, taken
 from kvdir.testing.index_fixture import fingerprints
-from kvdir.testing.redis_servers import Server, redis_server, valkey_program
+from kvdir.testing.redis_servers import Server, free_ports, redis_server, valkey_program
+from peer_agent.testing.certificates import shared_certificates
 
 pytestmark = pytest.mark.redis
 _prefixes = itertools.count()
@@ -284,3 +287,51 @@ def test_a_url_lists_every_fault_and_no_secret() -> None:
         make_store("redis://u:s3cret@a,b:x/9?shards=0.5&what=1&prefix={}")
     assert len(refused.value.faults) >= 4
     assert "s3cret" not in str(refused.value)
+
+
+async def test_tls_is_verified_both_ways(opening: Opening) -> None:
+    files, strangers = shared_certificates().files("here"), shared_certificates().files("here", ca="foreign-ca")
+    (port,) = free_ports(1)
+    tls = (
+        "--tls-port",
+        str(port),
+        "--tls-cert-file",
+        files.certificate,
+        "--tls-key-file",
+        files.key,
+        "--tls-ca-cert-file",
+        files.ca,
+    )
+    with redis_server(*tls):
+        address = f"rediss://127.0.0.1:{port}"
+        over = await opening(f"{address}?ca={files.ca}&cert={files.certificate}&key={files.key}")
+        writer = await taken(over)
+        one = await holder_of(over, writer)
+        await over.write(writer, [store(one, range(10))], deadline_s=D)
+        assert await held(over, range(10)) == [(0, 10, (one,))]
+        for wrong in ("", f"?ca={strangers.ca}&cert={files.certificate}&key={files.key}"):
+            with pytest.raises(StoreRefused, match=r"certificate is not trusted.*check ca"):
+                await opening(address + wrong)
+        without = make_store(f"{address}?ca={files.ca}")
+        with pytest.raises(StoreUnavailable, match=r"(?i)ssl|connection lost|closed"):
+            await without.open(deadline_s=0.5)
+        await without.close()
+    with pytest.raises(ConfigError, match="TLS files cannot be used"):
+        make_store("rediss://a?ca=/nowhere/ca.pem")
+
+
+async def test_the_rights_that_the_documentation_names_are_enough(opening: Opening) -> None:
+    page = (Path(__file__).parents[2] / "docs/redis.md").read_text()
+    (rights,) = re.findall(r"The user needs\s+`([^`]+)` on\s+`~\{kvdir-\*`", page)
+    with redis_server() as server:
+        server.command("ACL", "SETUSER", "kvdir", "on", ">pw", "~{kvdir-*", *rights.split())
+        over = await opening(f"redis://kvdir:pw@127.0.0.1:{server.port}")
+        writer = await taken(over)
+        one, two = await holder_of(over, writer), await holder_of(over, writer)
+        await over.write(writer, [store(one, range(1000)), store(two, range(10))], deadline_s=D)
+        await over.save(writer, record=b"r", deadline_s=D)
+        await over.swap(writer, drop=[one], deadline_s=D)
+        assert await over.sweep(1000, deadline_s=D) == 1000
+        assert await held(over, range(20)) == [(0, 10, (two,))]
+        assert await over.nodes(deadline_s=D)
+        assert await over.health(deadline_s=D)

@@ -184,6 +184,7 @@ def test_a_roster_takes_changes_or_the_whole() -> None:
         ("WRONGPASS invalid", StoreRefused),
         ("NOAUTH Authentication required.", StoreRefused),
         ("NOPERM this user", StoreRefused),
+        ("ERR The user executing the script can't run this command", StoreRefused),
         ("ERR unknown command 'FCALL', with args beginning with", StoreRefused),
         ("ERR something that nobody expects", StoreRefused),
     ],
