@@ -15,6 +15,7 @@ import os
 import threading
 import time
 from dataclasses import replace
+from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -134,7 +135,7 @@ class Attached:
 
 
 def attach(
-    path: str | None = None,
+    path: str | PathLike[str] | None = None,
     *,
     coordinators: str = "",
     deadline_s: float = DEADLINE_S,
@@ -149,7 +150,7 @@ def attach(
     without a sign of life of its writer, the replica is not used.
     """
     return Attached(
-        ReplicaReader(path, max_lag_s=max_lag_s, dead_after_s=dead_after_s),
+        ReplicaReader(None if path is None else os.fspath(path), max_lag_s=max_lag_s, dead_after_s=dead_after_s),
         coordinators=coordinators,
         deadline_s=deadline_s,
     )

@@ -66,6 +66,14 @@ async def test_region_of_a_directory_answers_without_a_call() -> None:
         roster.beat(Beat(beat_ns=now_ns, as_of_ns=now_ns))
         with Attached(ReplicaReader("/r", open_region=lambda _: FakeReader(region)), coordinators=NOWHERE) as attached:
             answer = attached.lookup(DIGEST, BLOCKS)
+            region.torn = True
+            partial = await asyncio.to_thread(attached.lookup, DIGEST, BLOCKS)
+        torn = Attached(ReplicaReader("/r", open_region=lambda _: FakeReader(region)), coordinators=served.address)
+        assert ((await ask(torn)).source, (await ask(torn)).hits) == ("coordinator", 16)
+        torn.close()
+    assert (partial.source, partial.incomplete) == ("replica", True)
+    assert "changing some of these entries" in partial.reason
+    assert NOWHERE in partial.reason
     assert (answer.source, answer.runs, answer.sets) == ("replica", truth.runs, truth.sets)
     assert [(node.node, node.epoch, node.state) for node in answer.nodes] == [
         (node.node, node.epoch, node.state) for node in truth.nodes

@@ -51,7 +51,7 @@ class FakeCoordinators:
 
 class World:
     def __init__(self) -> None:
-        region = FakeRegion()
+        self.region = region = FakeRegion()
         self.roster = RegionRoster(region)
         record = NamespaceRecord(DIGEST, "example", 1, 1)
         self.roster.put_namespace(record)
@@ -85,6 +85,13 @@ async def test_coordinators_nominate_when_the_replica_is_too_old_or_dead(behind_
         world.beat(behind_s=behind_s)
     assert await world.nominated() == [("far", [0, 1, 2, 3])]
     assert world.nearest.asked == {"replica": 0, "coordinator": 1, "none": 0}
+
+
+async def test_coordinators_nominate_when_the_replica_was_being_changed() -> None:
+    world = World()
+    world.beat()
+    world.region.torn = True
+    assert await world.nominated() == [("far", [0, 1, 2, 3])]
 
 
 async def test_old_replica_nominates_when_no_coordinator_does() -> None:

@@ -59,6 +59,14 @@ def test_a_node_record_is_never_too_long_and_never_another_nodes_address_when_te
     assert read.trust.epoch == TRUST.epoch
 
 
+@given(st.binary(max_size=200), st.integers(0, 255))
+def test_garbage_is_nothing_or_a_record_and_never_an_error(garbage: bytes, version: int) -> None:
+    for packed in (garbage, bytes([1]) + garbage, bytes([version]) + garbage):
+        for decoded in (NodeRecord.decode(packed), Beat.decode(packed)):
+            assert decoded is None or packed[0] == 1
+        assert len(decode_namespaces(packed)) * 46 <= len(packed)
+
+
 def test_a_record_of_another_version_is_nothing() -> None:
     beat = Beat(beat_ns=1, as_of_ns=1)
     for packed, decode in ((NodeRecord(TRUST, 1).encode(), NodeRecord.decode), (beat.encode(), Beat.decode)):
