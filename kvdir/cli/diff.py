@@ -117,8 +117,14 @@ def _view(names: Sequence[str], rows: Sequence[Row], blocks: Sequence[dict[str, 
             row.words,
         )
         for row in rows
+        if row.verdict != "equal"
     ]
-    main = table(["node", "namespace", "tier", "verdict", *(f"{name} #" for name in names), "what will happen"], cells)
+    equal = f"{len(rows) - len(cells):,} of {len(rows):,} parts are equal everywhere"
+    if not cells:
+        return equal
+    main = table(
+        ["node", "namespace", "tier", "verdict", *(f"{name} #" for name in names), "what will happen"], cells, caption=equal
+    )
     if not blocks:
         return main
     shown = [(item["node"], item["tier"], item["only_in"], item["count"], _some(item["blocks"])) for item in blocks]

@@ -95,13 +95,14 @@ def _row(names: tuple[str, ...], node: str, epoch: int, digest: bytes, tier: int
     known = [side for side in sides if side is not None]
     newest = max(side.applied_seq for side in known)
     behind = newest - min(side.applied_seq for side in known)
-    abreast = [side for side in known if side.applied_seq == newest]
 
     def row(verdict: Verdict, words: str = "") -> Row:
         return Row(node, epoch, digest, tier, verdict, behind, words, sides)
 
-    if len({side.digest for side in abreast if side.exact}) > 1:
-        return row(Verdict.DIFFERENT, _different_words(names, sides, newest))
+    exact = {(side.applied_seq, side.digest) for side in known if side.exact}
+    contested = [seq for seq, count in Counter(seq for seq, _ in exact).items() if count > 1]
+    if contested:
+        return row(Verdict.DIFFERENT, _different_words(names, sides, max(contested)))
     silent = all(side.trust.state is StreamState.STALE for side in known)
     if len(known) < len(sides):
         away = " and ".join(name for name, side in zip(names, sides, strict=True) if side is None)

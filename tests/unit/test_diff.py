@@ -67,6 +67,12 @@ def test_words_name_who_is_behind_and_who_repairs() -> None:
     assert "next heartbeat" in unsure.words
 
 
+def test_two_that_differ_are_found_when_a_third_is_ahead() -> None:
+    (row,) = rows(a=stream(5), b=stream(5, 3, b"b" * 16), c=stream(9, 4, b"c" * 16))
+    assert row.verdict is Verdict.DIFFERENT
+    assert "at event 5 a holds 1, b holds 3:" in row.words
+
+
 def test_old_and_new_epoch_are_explained_when_only_one_has_met_the_new_one() -> None:
     found = rows(a=stream(5, epoch=1), b=stream(1, epoch=2))
     assert [row.verdict for row in found] == [Verdict.ABSENT] * 2
