@@ -36,7 +36,10 @@ DEFAULT_PLACE = "/dev/shm/kvdir-*.replica"
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
-    """reason: why lookups are not answered from it; empty when they are. beat: what its writer said last."""
+    """reason: why lookups are not answered from it; empty when they are (if lag_s is not too much for whoever asks).
+
+    beat: what its writer said last; without one, lag_s and silent_s are infinite.
+    """
 
     path: str
     usable: bool
@@ -85,14 +88,15 @@ class ReplicaReader:
         """
         now_ns = self._clock_ns()
         region, beat = self._current(now_ns)
-        lag_s = self._max_lag_s if max_lag_s is None else max_lag_s
-        if region is None or beat is None or self._dead(beat, now_ns) or beat.lag_s(now_ns) > lag_s:
-            return self._nobody(fingerprints, self._why_not(region, beat, now_ns, lag_s))
+        if region is None or beat is None or self._dead(beat, now_ns):
+            return self._nobody(fingerprints, self._why_not(region, beat, now_ns))
         scope = region.scope(namespace_digest, now_ns)
         if scope is None:
             return self._nobody(fingerprints, f"namespace {namespace_digest.hex()[:16] or '(empty)'} is not in it")
         prefix = mode is LookupMode.PREFIX
         answer, torn = region.lookup(scope, fingerprints, beat=beat, now_ns=now_ns, prefix=prefix, min_trust=min_trust)
+        if answer.lag_s > (self._max_lag_s if max_lag_s is None else max_lag_s):
+            return self._nobody(fingerprints, f"it may be {answer.lag_s:.1f} s behind, more than was allowed")
         return replace(answer, incomplete=True, reason=self._named(TORN)) if torn else answer
 
     def move(self, path: str) -> None:
@@ -104,7 +108,7 @@ class ReplicaReader:
         """As a lookup would find it now."""
         now_ns = self._clock_ns()
         region, beat = self._current(now_ns)
-        reason = self._why_not(region, beat, now_ns, self._max_lag_s)
+        reason = self._why_not(region, beat, now_ns)
         lag_s, silent_s = (beat.lag_s(now_ns), beat.silent_s(now_ns)) if beat is not None else (math.inf, math.inf)
         return ReplicaStatus(self.path or DEFAULT_PLACE, not reason, reason, beat, lag_s, silent_s)
 
@@ -141,15 +145,13 @@ class ReplicaReader:
     def _dead(self, beat: Beat, now_ns: int) -> bool:
         return now_ns - beat.beat_ns > self._dead_after_ns
 
-    def _why_not(self, region: RegionDirectory | None, beat: Beat | None, now_ns: int, max_lag_s: float) -> str:
+    def _why_not(self, region: RegionDirectory | None, beat: Beat | None, now_ns: int) -> str:
         if region is None:
             return self._reason
         if beat is None:
             return "its writer has not said yet how current it is"
         if self._dead(beat, now_ns):
             return f"its writer (process {beat.pid}) has not been heard for {beat.silent_s(now_ns):.1f} s: does the agent run?"
-        if beat.lag_s(now_ns) > max_lag_s:
-            return f"it may be {beat.lag_s(now_ns):.1f} s behind, max_lag_s is {max_lag_s:g}"
         return ""
 
     def _nobody(self, fingerprints: Fingerprints, why: str) -> Lookup:

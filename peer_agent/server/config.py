@@ -217,8 +217,10 @@ class AgentConfig:
         wrong = [text for text in self.replica_namespaces if text != ALL_NAMESPACES and not is_digest(text)]
         if wrong:
             out.append(f"replica_namespaces: {', '.join(wrong)}: a digest is 64 hexadecimal digits; `kvdir status` lists them")
-        if self.replica_max_bytes < 0 or not self.replica_max_lag_s > 0:
-            out.append("replica_max_bytes: must not be negative; replica_max_lag_s: must be positive")
+        if self.replica_max_bytes < 0:
+            out.append("replica_max_bytes: must not be negative")
+        if not self.replica_max_lag_s > 0:
+            out.append("replica_max_lag_s: must be positive")
         return out
 
     def _limit_faults(self) -> list[str]:

@@ -24,6 +24,7 @@ def test_defaults_listen_on_loopback_only():
     for address in (config.listen, config.data_listen, config.http_listen):
         assert address.startswith("127.0.0.1:")
     assert config.engine_address == "unix:/dev/shm/kvdir-n1.sock"
+    assert (config.replica_file, AgentConfig(node="n1", replica=True).replica_file) == ("", "/dev/shm/kvdir-n1.replica")
 
 
 @pytest.mark.parametrize(
@@ -36,6 +37,10 @@ def test_defaults_listen_on_loopback_only():
         ({"engine_listen": "10.0.0.1:1"}, "engine_listen: 10.0.0.1:1 must be loopback"),
         ({"engine_listen": "unix:" + "x" * 200}, "the limit of a socket's path"),
         ({"namespaces": ()}, "namespaces: at least one file"),
+        ({"replica": True}, "replica: needs coordinators"),
+        ({"replica_namespaces": ("all", "3f2a")}, "replica_namespaces: 3f2a: a digest is 64 hexadecimal digits"),
+        ({"replica_max_bytes": -1}, "replica_max_bytes: must not be negative"),
+        ({"replica_max_lag_s": 0.0}, "replica_max_lag_s: must be positive"),
         ({"transports": ("shm", "rdma")}, "transports: rdma; known: shm, tcp, ucx"),
         ({"transports": ()}, "transports: none given"),
         ({"huge_pages": "yes"}, "huge_pages: 'yes' is not one of auto, off, require"),
