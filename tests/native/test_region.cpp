@@ -190,17 +190,23 @@ TEST(a_section_that_never_ends_makes_answers_torn_and_nothing_worse) {
 
 // --- sections: every state between two of them, looked at without any luck ------------------------------------------------------
 
-constexpr u64 kChain = 2500;
-
-// What is going on: blocks [first, end) of `holder` are changing, everything else is as in `truth`.
+// What is going on: blocks [first, end) of `holder` are changing, everything else is as in `truth`; or less, in an index with a
+// bound, which evicts.
 struct Watched {
+    Watched(u64 blocks, u64 max_bytes) : bounded(max_bytes != 0), truth(blocks) {
+        place.place.max_bytes = max_bytes;
+        index = place.index();
+        view = std::make_unique<RegionView>(place.place.path);
+        for (u64 i = 0; i < blocks; ++i) chain.push_back(i + 1);
+    }
+    const bool bounded;
     Place place;
-    std::unique_ptr<Index> index = place.index();
-    RegionView view{place.place.path};
+    std::unique_ptr<Index> index;
+    std::unique_ptr<RegionView> view;
     std::vector<u64> chain;
-    std::vector<std::set<std::pair<u32, u32>>> truth{kChain};
+    std::vector<std::set<std::pair<u32, u32>>> truth;
     u32 holder = 0;
-    u64 first = 0, end = 0, seen = 0, states = 0;
+    u64 first = 0, end = 0, seen = 0, states = 0, evicted = 0;
 
     // Everything that readers look at: table, sets, places, nodes; no last access and no reference counts.
     u64 digest() const {
@@ -219,21 +225,48 @@ struct Watched {
         return hash;
     }
     void look() {
-        auto names = named(region_lookup(view, *Packed(chain), 0, false), chain.size());
+        auto names = named(region_lookup(*view, *Packed(chain), 0, false), chain.size());
         for (u64 i = 0; i < chain.size(); ++i) {
             if (i >= first && i < end) names[i].erase({holder, 1}), truth[i].erase({holder, 1});
-            CHECK(names[i] == truth[i]);
+            CHECK(bounded ? std::includes(truth[i].begin(), truth[i].end(), names[i].begin(), names[i].end()) : names[i] == truth[i]);
         }
         ++states;
+    }
+    void change() {
+        first = below(chain.size()), end = first + 1 + below(std::min<u64>(chain.size() - first, bounded ? 1000 : chain.size()));
+        Packed batch({chain.begin() + static_cast<long>(first), chain.begin() + static_cast<long>(end)});
+        bool there = false;
+        switch (below(6)) {
+            case 0:
+                first = 0, end = chain.size();
+                index->drop(holder);
+                break;
+            case 1: first = end; index->sweep(below(500)); break;
+            case 2: index->remove(*batch, 0, holder, nullptr); break;
+            case 3: {
+                std::vector<u64> keys((*batch).count);
+                std::vector<u8> access(keys.size() * 4, 1);
+                index->keys(*batch, 0, keys.data());
+                if (bounded) evicted += index->make_room(keys.size(), holder).keys.size();
+                index->restore({reinterpret_cast<const u8*>(keys.data()), keys.size(), 8}, access.data(), holder);
+                there = true;
+                break;
+            }
+            default:
+                if (bounded) evicted += index->make_room((*batch).count, holder).keys.size();
+                index->store(*batch, 0, holder, 1 + static_cast<u32>(below(9)), nullptr);
+                there = true;
+        }
+        for (u64 i = first; there && i < end; ++i) truth[i].insert({holder, 1});
+        first = end = 0;
     }
 };
 Watched* watched = nullptr;
 
-TEST(readers_see_whole_blocks_between_sections_and_nothing_is_written_outside_of_them) {
-    Watched here;
-    Roster roster(here.index->region());
-    for (u64 i = 0; i < kChain; ++i) here.chain.push_back(i + 1);
+void watch(u64 blocks, u64 max_bytes, int steps) {
     constexpr u32 holders = 5;
+    Watched here(blocks, max_bytes);
+    Roster roster(here.index->region());
     for (u32 holder = 0; holder < holders; ++holder) roster.set_holder(holder, holder, 1, true), roster.set_node(holder, "n", 1);
     watched = &here;
     here.seen = here.digest();
@@ -245,37 +278,20 @@ TEST(readers_see_whole_blocks_between_sections_and_nothing_is_written_outside_of
         watched->seen = watched->digest();
         watched->look();
     };
-    for (int step = 0; step < 400; ++step) {
+    for (int step = 0; step < steps; ++step) {
         here.holder = static_cast<u32>(below(holders));
-        here.first = below(kChain), here.end = here.first + 1 + below(kChain - here.first);
-        Packed batch({here.chain.begin() + static_cast<long>(here.first), here.chain.begin() + static_cast<long>(here.end)});
-        bool there = false;
-        switch (below(6)) {
-            case 0:
-                here.first = 0, here.end = kChain;
-                here.index->drop(here.holder);
-                break;
-            case 1: here.first = here.end; here.index->sweep(below(500)); break;
-            case 2: here.index->remove(*batch, 0, here.holder, nullptr); break;
-            case 3: {
-                std::vector<u64> keys((*batch).count);
-                std::vector<u8> access((*batch).count * 4, 1);
-                here.index->keys(*batch, 0, keys.data());
-                here.index->restore({reinterpret_cast<const u8*>(keys.data()), keys.size(), 8}, access.data(), here.holder);
-                there = true;
-                break;
-            }
-            default:
-                here.index->store(*batch, 0, here.holder, 1, nullptr);
-                there = true;
-        }
-        for (u64 i = here.first; there && i < here.end; ++i) here.truth[i].insert({here.holder, 1});
-        here.first = here.end = 0;
+        here.change();
         CHECK(here.digest() == here.seen);
         here.look();
     }
+    CHECK(max_bytes == 0 || here.evicted > 1000);
+    here.index->region().section_hook = nullptr;
     std::printf("    %llu states\n", static_cast<unsigned long long>(here.states));
 }
+
+TEST(readers_see_whole_blocks_between_sections_and_nothing_is_written_outside_of_them) { watch(2500, 0, 300); }
+
+TEST(evictions_keep_to_sections_too) { watch(6000, Index::kLeastBytes, 60); }
 
 // --- hostile contents ----------------------------------------------------------------------------------------------------------
 

@@ -171,8 +171,9 @@ u64 Index::remove(const Fingerprints& blocks, u64 scope, u32 holder, Sketch* ske
     u64 changed;
     {
         Batch batch(sets_, bounded_ ? &evictor_ : nullptr, holder, false);
-        find_each(table_, KeyMix(header().seed, scope), blocks, [&](u64 position, Slot* slot) {
-            if (position % kGroup == 0) region_.turn_section();
+        auto turn = [&](u64) { region_.turn_section(); };
+        for_each_key<Purpose::find>(table_, KeyMix(header().seed, scope), blocks, turn, [&](u64 position, u64 key) {
+            Slot* slot = table_.find(key);
             if (!slot) return;
             Step step = batch.step(slot->set, slot->key);
             if (step.to) {

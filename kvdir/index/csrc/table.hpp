@@ -24,7 +24,7 @@
 //   - while growing, the old layout ends before `frontier`, where a cluster never continues;
 //   - the last kGuard committed slots are empty, so every scan ends and may look a little ahead;
 //   - the load stays below kMaxLoad of the capacity, counting both layouts.
-// A reader without the writer's lock may see a torn state: it can miss a block or see a slot twice, but its scans end.
+// Readers in other processes follow the same layout with checks of their own: region_lookup.cpp.
 #pragma once
 
 #include <vector>
