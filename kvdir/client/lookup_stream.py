@@ -10,7 +10,8 @@ Rules:
 - A coordinator that knows no streams, or has no room for one, is asked call by call for UNARY_S; then a stream is tried again.
 - A stream on which nothing came for SILENT_S while lookups were waiting is given up together with its connection: behind one
   address there may be several processes, and another may answer.
-- Lookups that lose their stream are asked once more over a new one, for the same reason, before another address is tried.
+- Lookups that lose their stream are asked again over a new one, for the same reason, before another address is tried; then they
+  wait for as long as they may, lest a slow coordinator be asked over and over.
 - A draining coordinator gets nothing new; what it was sent is waited for.
 - A stream has a connection of its own and one task, which owns both; the client's `close` awaits all of them.
 """
@@ -36,6 +37,9 @@ from kvdir.v1 import directory_pb2
 METHOD = "/kvdir.v1.Directory/LookupStream"
 UNARY_S = 30.0
 SILENT_S = 1.0
+LEAST_WAIT_S = 0.05
+MOST_LOST = 8
+"""So often a lookup is asked again at one address. Each costs a connection, and what nobody answers its connect timeout."""
 MESSAGE_BYTES = 256 * 1024
 """Lookups are put together into one message up to this size; a single one may be larger."""
 
@@ -59,15 +63,22 @@ class LookupStreams:
         self._streams: dict[str, _Stream] = {}
         self._running: set[asyncio.Task[None]] = set()
         self._unary_until_s: dict[str, float] = {}
+        self._closed = False
 
     async def lookup(self, address: str, request: directory_pb2.LookupRequest, *, end_s: float) -> directory_pb2.LookupResponse:
         """end_s: monotonic. Raises NoStream, the errors of a lookup, Unavailable, DeadlineExceeded."""
         if self._unary_until_s and self._unary_until_s.get(address, 0.0) > time.monotonic():
             raise NoStream
-        try:
-            answer = await self._stream(address).lookup(request, end_s=end_s)
-        except StreamLost:
-            answer = await self._stream(address).lookup(request, end_s=end_s)
+        lost = 0
+        while True:
+            try:
+                answer = await self._stream(address).lookup(request, end_s=end_s, patient=lost > 0)
+            except Unavailable as error:
+                if not worth_another(error, lost):
+                    raise
+                lost += 1
+            else:
+                break
         if answer.error:
             raise from_words(answer.error)
         return answer
@@ -79,6 +90,7 @@ class LookupStreams:
 
     async def close(self) -> None:
         """Ends the streams; lookups under way fail."""
+        self._closed = True
         self._streams.clear()
         tasks = tuple(self._running)
         for task in tasks:
@@ -89,6 +101,8 @@ class LookupStreams:
         stream = self._streams.get(address)
         if stream is not None and stream.usable:
             return stream
+        if self._closed:
+            raise Unavailable(f"{address}: the client was closed")
 
         def refused() -> None:
             self._unary_until_s[address] = time.monotonic() + UNARY_S
@@ -116,10 +130,15 @@ class _Stream:
         self._waiting: dict[int, asyncio.Future[directory_pb2.LookupResponse]] = {}
         self._out: deque[directory_pb2.StreamedLookup] = deque()
         self._wake: asyncio.Future[None] | None = None
+        self._impatient: set[int] = set()
+        self._watch: asyncio.TimerHandle | None = None
         self._quiet_since_s = 0.0
         self._call: Any = None
 
-    async def lookup(self, request: directory_pb2.LookupRequest, *, end_s: float) -> directory_pb2.LookupResponse:
+    async def lookup(
+        self, request: directory_pb2.LookupRequest, *, end_s: float, patient: bool
+    ) -> directory_pb2.LookupResponse:
+        """patient: the stream is not given up for its sake before its deadline."""
         loop, now_s = asyncio.get_running_loop(), time.monotonic()
         remaining_s = end_s - now_s
         if remaining_s <= 0:
@@ -129,6 +148,10 @@ class _Stream:
         if not self._waiting:
             self._quiet_since_s = now_s
         self._waiting[id] = answer
+        if not patient:
+            self._impatient.add(id)
+            if self._watch is None:
+                self._watch = loop.call_later(SILENT_S, self._look)
         deadline_ms = min(int(remaining_s * 1000) + 1, MAX_DEADLINE_MS)
         self._send(directory_pb2.StreamedLookup(id=id, lookup=request, deadline_ms=deadline_ms))
         timer = loop.call_later(remaining_s, self._late, answer, remaining_s)
@@ -137,6 +160,7 @@ class _Stream:
         finally:
             timer.cancel()
             self._waiting.pop(id, None)
+            self._impatient.discard(id)
 
     def retire(self) -> None:
         """Nothing new is sent; what is waited for still comes."""
@@ -163,6 +187,8 @@ class _Stream:
             error = StreamLost(f"{self._address}: connected, but no answer for {SILENT_S:g} s")
         finally:
             self.usable = False
+            if self._watch is not None:
+                self._watch.cancel()
             for answer in self._waiting.values():
                 if not answer.done():
                     answer.set_exception(error)
@@ -231,9 +257,27 @@ class _Stream:
         if answer.done():
             return
         answer.set_exception(DeadlineExceeded(f"{self._address}: no answer within {after_s:.3g} s"))
-        if self._call is not None and time.monotonic() - self._quiet_since_s >= SILENT_S:
-            self.usable = False
-            self._call.cancel()
+        self._give_up_if_silent()
+
+    def _look(self) -> None:
+        """While somebody waits who would rather be asked for elsewhere."""
+        self._watch = None
+        if self._impatient and not self._give_up_if_silent():
+            quiet_s = time.monotonic() - self._quiet_since_s
+            self._watch = asyncio.get_running_loop().call_later(max(LEAST_WAIT_S, SILENT_S - quiet_s), self._look)
+
+    def _give_up_if_silent(self) -> bool:
+        if self._call is None or time.monotonic() - self._quiet_since_s < SILENT_S:
+            return False
+        self.usable = False
+        self._call.cancel()
+        return True
+
+
+def worth_another(error: Unavailable, lost: int) -> bool:
+    """Whether to ask again at the same address. Behind a lost stream, so is a connection that fails: the kernel may have given
+    it to the very process that is ending, or that is stopped."""
+    return lost < MOST_LOST and (lost > 0 or isinstance(error, StreamLost))
 
 
 def reason(error: grpc.RpcError, address: str) -> Exception:

@@ -23,7 +23,17 @@ from typing import Any
 
 import grpc
 
-from kvdir.client.lookup_stream import MAX_DEADLINE_MS, MESSAGE_BYTES, METHOD, SILENT_S, UNARY_S, NoStream, StreamLost, reason
+from kvdir.client.lookup_stream import (
+    MAX_DEADLINE_MS,
+    MESSAGE_BYTES,
+    METHOD,
+    SILENT_S,
+    UNARY_S,
+    NoStream,
+    StreamLost,
+    reason,
+    worth_another,
+)
 from kvdir.errors import DeadlineExceeded, Unavailable
 from kvdir.rpc.channel import Options, wait_ready_blocking
 from kvdir.rpc.status import from_words
@@ -41,13 +51,13 @@ class Asked:
     end_s: float
     future: Future[directory_pb2.LookupResponse]
 
-    def result(self) -> directory_pb2.LookupResponse:
-        """Waits, until end_s at most. Raises NoStream, the errors of a lookup, Unavailable, DeadlineExceeded."""
+    def result(self, *, patient: bool = True) -> directory_pb2.LookupResponse:
+        """Waits, until end_s at most. patient: the stream is not given up for its sake before that.
+
+        Raises NoStream, the errors of a lookup, Unavailable, DeadlineExceeded.
+        """
         try:
-            answer = self.future.result(max(0.0, self.end_s - time.monotonic()))
-        except TimeoutError:
-            self.stream.late()
-            raise DeadlineExceeded(f"{self.stream.address}: no answer by the deadline") from None
+            answer = self._wait(SILENT_S) if not patient else self._wait(self.end_s - time.monotonic())
         except CancelledError:
             raise Unavailable(f"{self.stream.address}: given up") from None
         finally:
@@ -55,6 +65,17 @@ class Asked:
         if answer.error:
             raise from_words(answer.error)
         return answer
+
+    def _wait(self, look_s: float) -> directory_pb2.LookupResponse:
+        """Looks every look_s whether the stream is silent."""
+        while True:
+            left_s = self.end_s - time.monotonic()
+            try:
+                return self.future.result(max(0.0, min(left_s, look_s)))
+            except TimeoutError:
+                self.stream.late()
+                if left_s <= look_s:
+                    raise DeadlineExceeded(f"{self.stream.address}: no answer by the deadline") from None
 
     def cancel(self) -> None:
         """Nobody waits for it any more."""
@@ -92,6 +113,17 @@ class LookupStreams:
             streams = [self._streams.pop(address) for address in tuple(self._streams) if gone(address)]
         for stream in streams:
             stream.retire()
+
+    def lookup(self, address: str, request: directory_pb2.LookupRequest, *, end_s: float) -> directory_pb2.LookupResponse:
+        """Asks, and again where that is worth it; raises as `ask` and `Asked.result`."""
+        lost = 0
+        while True:
+            try:
+                return self.ask(address, request, end_s=end_s).result(patient=lost > 0)
+            except Unavailable as error:
+                if not worth_another(error, lost):
+                    raise
+                lost += 1
 
     def close(self) -> None:
         """Ends the streams and their threads; lookups under way fail."""

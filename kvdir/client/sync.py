@@ -300,10 +300,9 @@ class Client:
         return self._streams.ask(address, call.request, end_s=end_s)
 
     def _try(self, call: Call[AnswerT], address: str, end_s: float) -> AnswerT:
-        with contextlib.suppress(NoStream):  # then by a call of its own
-            with contextlib.suppress(StreamLost):  # then over a new one
-                return call.read(self._ask(call, address, end_s).result())
-            return call.read(self._ask(call, address, end_s).result())
+        if self._streams is not None and call.method == calls.LOOKUP_METHOD:
+            with contextlib.suppress(NoStream):  # then by a call of its own
+                return call.read(self._streams.lookup(address, call.request, end_s=end_s))
         with self._used(address):
             return call.read(self._unary(call, address, end_s))
 

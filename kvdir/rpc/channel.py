@@ -52,7 +52,7 @@ def client_options(*, max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES) -> Opt
 
 
 async def wait_ready(channel: grpc.aio.Channel, *, target: str, timeout_s: float) -> None:
-    """Connects. Raises Unavailable when it is refused (at once) or takes longer than timeout_s."""
+    """Connects. Raises Unavailable when it is refused (at once), and when it takes longer than timeout_s."""
     try:
         async with asyncio.timeout(timeout_s):
             state = channel.get_state(try_to_connect=True)

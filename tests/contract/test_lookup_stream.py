@@ -254,9 +254,9 @@ async def test_stream_is_given_up_when_nothing_comes_for_long(monkeypatch: pytes
     monkeypatch.setattr("kvdir.client.lookup_stream.SILENT_S", 0.1)
     async with silent_server() as silent, DirectoryClient(silent.address) as client:
         patient = asyncio.create_task(client.lookup(DIGEST, BLOCKS, deadline_s=30.0))
+        await eventually(lambda: silent.reads == 2)  # it asks again, over a connection of its own, and then waits
         with pytest.raises(DeadlineExceeded):
-            await client.lookup(DIGEST, BLOCKS, deadline_s=0.3)
-        await eventually(lambda: silent.reads == 3)  # the patient one asks again, over a connection of its own
+            await client.lookup(DIGEST, BLOCKS, deadline_s=0.05)
         silent.broken.set()
         with pytest.raises(Unavailable, match="broken"):
             await patient
