@@ -91,6 +91,10 @@ bench: setup $(PEERS)/.installed ## All benchmarks, as tables
 	$(BIN)/peer-agent bench fairness
 	$(BIN)/peer-agent bench idle
 
+fleet: setup ## A thousand simulated nodes with churn and failures, plotted into docs/fleet.svg (ARGS="--nodes 100")
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
+	$(BIN)/python bench/fleet.py --plot docs/fleet.svg $(ARGS)
+
 bench-read: setup $(PEERS)/.installed ## Reads of all planes beside NIXL and Mooncake, against the bars (ARGS="--runs 1")
 	$(BIN)/python bench/read.py --peers-python $(PEERS)/bin/python --allow-emulated-rma $(ARGS)
 
@@ -104,4 +108,4 @@ wheel: setup ## Build the abi3 wheel into dist/
 clean: ## Remove everything that was built
 	rm -rf $(VENV) $(PEERS) build dist *.egg-info $(NATIVE) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-.PHONY: help setup demo test test-redis soak test-native lint fmt proto verify-proto docs verify-docs check bench bench-read wheel clean
+.PHONY: help setup demo test test-redis soak test-native lint fmt proto verify-proto docs verify-docs check bench fleet bench-read wheel clean

@@ -38,9 +38,14 @@ class SimNode:
         self._work_at_s = 0.0
         self._counts_at_seq = [0]
 
-    def opened(self, resume_seq: int) -> None:
-        """The coordinator has answered the hello."""
-        self.sender.opened(resume_seq=resume_seq, hello_seq=self.outbox.last_seq, credit=UNLIMITED_CREDIT)
+    def new_sender(self) -> StreamSender:
+        """One more view of the outbox, for another coordinator; hand it to whatever is to be sent there as `via`."""
+        return StreamSender(self.outbox)
+
+    def opened(self, resume_seq: int, *, via: StreamSender | None = None) -> bool:
+        """The coordinator has answered the hello. False: the outbox does not reach back to resume_seq."""
+        sender = via or self.sender
+        return sender.opened(resume_seq=resume_seq, hello_seq=self.outbox.last_seq, credit=UNLIMITED_CREDIT)
 
     def blocks_at(self, seq: int) -> int:
         """How many blocks it held after event `seq`: the truth that a figure as of `seq` must equal."""
@@ -70,26 +75,26 @@ class SimNode:
         self.outbox.append(event)
         self._counts_at_seq.append(held)
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self, *, via: StreamSender | None = None) -> Iterator[Batch]:
         """What is to be sent now."""
-        while (batch := self.sender.next_batch()) is not None:
+        while (batch := (via or self.sender).next_batch()) is not None:
             yield batch
 
-    def heartbeat(self) -> Heartbeat:
+    def heartbeat(self, *, via: StreamSender | None = None) -> Heartbeat:
         counts = (OwnerCount(self._digest, Tier.CPU, len(self.memory)),) if len(self.memory) else ()
-        return self.sender.heartbeat(HeartbeatFigures(len(self.memory), self.memory.capacity_blocks, counts))
+        return (via or self.sender).heartbeat(HeartbeatFigures(len(self.memory), self.memory.capacity_blocks, counts))
 
-    def snapshot(self, snapshot_id: int) -> Sequence[SnapshotChunk]:
+    def snapshot(self, snapshot_id: int, *, via: StreamSender | None = None) -> Sequence[SnapshotChunk]:
         """An absolute statement as of now."""
         at_seq = self.outbox.last_seq
-        self.sender.snapshot_taken(at_seq)
+        (via or self.sender).snapshot_taken(at_seq)
         held: Fingerprints = fingerprints_of(self.memory)
         entries = [Event.stored(Tier.CPU, self._digest, held)] if held.packed else []
         return list(snapshot_chunks(snapshot_id, at_seq, entries))
 
-    def sketch(self, request: RequestSketch) -> SketchStatement | None:
+    def sketch(self, request: RequestSketch, *, via: StreamSender | None = None) -> SketchStatement | None:
         """Count, digest and sketch of what it holds as of now."""
-        return self.sender.sketch(request.request_id, cells=request.cells, parts=request.parts)
+        return (via or self.sender).sketch(request.request_id, cells=request.cells, parts=request.parts)
 
     def outstanding_blocks(self, now_s: float, blocks_per_s: float) -> float:
         """Work left, if it computes so many blocks a second."""

@@ -26,7 +26,9 @@ MAX_NOMINEES = 3
 
 
 class PeerReads:
-    """Reads of all nodes. report: takes negative feedback, and delivers it in its own time."""
+    """Reads of all nodes. report: takes negative feedback, and delivers it in its own time. explain: misses, which takes a look
+    at every node.
+    """
 
     def __init__(
         self,
@@ -37,6 +39,7 @@ class PeerReads:
         namespace_digest: bytes,
         owner_answers: bool,
         report: Callable[[StaleReport], None],
+        explain: bool = True,
     ) -> None:
         self._directory = directory
         self._nodes = nodes
@@ -44,6 +47,7 @@ class PeerReads:
         self._digest = namespace_digest
         self._owner_answers = owner_answers
         self._report = report
+        self._explains = explain
 
     def read(self, reader: SimNode, request: Request, missing: Sequence[int], *, now_s: float) -> set[int]:
         """missing: positions in the request. Returns those, as places in `missing`, that some owner had."""
@@ -60,7 +64,8 @@ class PeerReads:
             self._ask(nominees[0], read)
             if not read.remaining:
                 break
-        self._explain(reader, read)
+        if self._explains:
+            self._explain(reader, read)
         return set(range(len(missing))) - read.remaining
 
     def _ask(self, nominee: Nominee, read: _Read) -> None:
