@@ -55,9 +55,11 @@ class ProcessCluster:
         self.children[name] = child
         return child
 
-    async def start_coordinator(self, *more: str, listen: str = "127.0.0.1:0", host: Host | None = None) -> str:
+    async def start_coordinator(
+        self, *more: str, name: str = "coordinator", listen: str = "127.0.0.1:0", host: Host | None = None
+    ) -> str:
         child = await self.start(
-            "coordinator", "-m", "kvdir", "serve", "--listen", f"{host.address}:0" if host else listen, "--http-listen", "",
+            name, "-m", "kvdir", "serve", "--listen", f"{host.address}:0" if host else listen, "--http-listen", "",
             "--heartbeat-interval-ms", "100", "--output", "json", *more, host=host,
         )  # fmt: skip
         return str(child.ready["grpc"])
