@@ -18,6 +18,7 @@ import ssl
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 Argument = bytes | int | str
 
@@ -54,42 +55,64 @@ def encode(*command: Argument) -> bytes:
     return b"".join(parts)
 
 
-class Short(Exception):
-    """More bytes are needed."""
-
-
-def decode(buffer: bytes | bytearray, at: int) -> tuple[object, int]:
-    """(the reply that begins at `at`, where it ends). Raises Short for one that is cut off, ValueError for nonsense.
+class Decoder:
+    """Turns bytes, cut anywhere, into replies; each byte is looked at once, however large a reply is.
 
     A bulk string is bytes, a simple one str, an integer int, an array a list, nil None, an error a ReplyError (not raised).
     """
-    end = buffer.find(b"\r\n", at)
-    if end < 0:
-        raise Short
-    kind, line, end = buffer[at], buffer[at + 1 : end], end + 2
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._open: list[tuple[list[object], int]] = []  # arrays that are not complete: items so far, how many there will be
+
+    def feed(self, data: bytes) -> list[object]:
+        """The replies that are complete now. Raises ValueError for nonsense; the decoder is of no use then."""
+        self._buffer += data
+        replies: list[object] = []
+        at = 0
+        while (end := self._buffer.find(b"\r\n", at)) >= 0:
+            kind, line, end = self._buffer[at], self._buffer[at + 1 : end], end + 2
+            if kind == 0x24 and (size := int(line)) >= 0:  # $
+                if len(self._buffer) < end + size + 2:
+                    break
+                value: object = bytes(self._buffer[end : end + size])
+                end += size + 2
+            elif kind == 0x2A and (count := int(line)) > 0:  # *
+                self._open.append(([], count))
+                at = end
+                continue
+            else:
+                value = _short(kind, line)
+            at = end
+            self._close(value, replies)
+        del self._buffer[:at]
+        return replies
+
+    def _close(self, value: object, replies: list[object]) -> None:
+        """Puts a value where it belongs, and what that completes."""
+        while self._open:
+            items, count = self._open[-1]
+            items.append(value)
+            if len(items) < count:
+                return
+            self._open.pop()
+            value = items
+        replies.append(value)
+
+
+def _short(kind: int, line: bytearray) -> object:
+    """A reply that is one line."""
     match kind:
-        case 0x24:  # $
-            size = int(line)
-            if size < 0:
-                return None, end
-            if len(buffer) < end + size + 2:
-                raise Short
-            return bytes(buffer[end : end + size]), end + size + 2
-        case 0x2A:  # *
-            count = int(line)
-            if count < 0:
-                return None, end
-            items = []
-            for _ in range(count):
-                item, end = decode(buffer, end)
-                items.append(item)
-            return items, end
+        case 0x24:  # $-1
+            return None
+        case 0x2A:  # *0, *-1
+            return [] if line == b"0" else None
         case 0x3A:  # :
-            return int(line), end
+            return int(line)
         case 0x2B:  # +
-            return line.decode(errors="replace"), end
+            return line.decode(errors="replace")
         case 0x2D:  # -
-            return ReplyError(line.decode(errors="replace")), end
+            return ReplyError(line.decode(errors="replace"))
     raise ValueError(f"a reply cannot begin with byte {kind:#x}: is this a Redis server?")
 
 
@@ -109,7 +132,7 @@ class Connection(asyncio.Protocol):
     def __init__(self, address: tuple[str, int]) -> None:
         self.address = address
         self._transport: asyncio.Transport | None = None
-        self._buffer = bytearray()
+        self._decoder = Decoder()
         self._due: deque[_Due] = deque()
         self._lost: str = ""
         self._closed = asyncio.get_running_loop().create_future()
@@ -144,7 +167,7 @@ class Connection(asyncio.Protocol):
         return asyncio.get_running_loop().time() - self._due[0].since if self._due else 0.0
 
     async def send(self, commands: Sequence[tuple[Argument, ...]]) -> list[object]:
-        """Replies to the commands, in order, as `decode` gives them. Raises ConnectionLost."""
+        """Replies to the commands, in order, as `Decoder` gives them. Raises ConnectionLost."""
         if self._lost or self._transport is None:
             raise ConnectionLost(self._lost or "not connected")
         loop = asyncio.get_running_loop()
@@ -171,21 +194,14 @@ class Connection(asyncio.Protocol):
     # -- asyncio.Protocol --------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's has another base
 
     def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        at = 0
         try:
-            while self._due:
-                reply, at = decode(self._buffer, at)
+            for reply in self._decoder.feed(data):
                 self._take(reply)
-        except Short:
-            pass
-        except (ValueError, RecursionError) as error:
+        except (ValueError, IndexError) as error:  # IndexError: a reply that nobody waits for
             self.abort(f"nonsense from the server: {error}")
-        del self._buffer[:at]
 
     def _take(self, reply: object) -> None:
         due = self._due[0]

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from kvdir.store.records import ServerInfo
-from kvdir.store.resp import Argument, ReplyError, Short, decode, encode
+from kvdir.store.resp import Argument, Decoder, ReplyError, encode
 
 _READY_S = 20.0
 HOW_TO_INSTALL = "install it: apt-get install redis-server (Debian, Ubuntu), dnf install redis, or brew install redis"
@@ -95,12 +95,15 @@ class Server:
         with socket.create_connection(self.address, timeout=timeout_s) as connection:
             commands = [("AUTH", self.password), command] if self.password else [command]
             connection.sendall(b"".join(encode(*each) for each in commands))
-            data, end = b"", 0
-            for _ in commands:
-                reply, data, end = _read(connection, data, end)
-            if isinstance(reply, ReplyError):
-                raise reply
-            return reply
+            decoder, replies = Decoder(), list[Any]()
+            while len(replies) < len(commands):
+                data = connection.recv(65536)
+                if not data:
+                    raise ConnectionError("the server closed the connection")
+                replies += decoder.feed(data)
+            if isinstance(replies[-1], ReplyError):
+                raise replies[-1]
+            return replies[-1]
 
     def info(self, name: str) -> str:
         """One field of INFO; empty if there is none."""
@@ -126,17 +129,6 @@ class Server:
     def _signal(self, number: signal.Signals) -> None:
         if self.process is not None and self.process.poll() is None:
             os.kill(self.process.pid, number)
-
-
-def _read(connection: socket.socket, data: bytes, at: int) -> tuple[object, bytes, int]:
-    while True:
-        with contextlib.suppress(Short):
-            reply, end = decode(data, at)
-            return reply, data, end
-        more = connection.recv(65536)
-        if not more:
-            raise ConnectionError("the server closed the connection")
-        data += more
 
 
 def until(condition: Callable[[], bool], what: str, log: Callable[[], str] = str, *, deadline_s: float = _READY_S) -> None:

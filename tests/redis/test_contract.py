@@ -2,10 +2,11 @@
 
 import itertools
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Any
 
 import pytest
+import uvloop
 
 from kvdir.store import BlockStore, make_store
 from kvdir.testing.check_directory_store import CHECKS, D, Open
@@ -28,9 +29,9 @@ def url(request: pytest.FixtureRequest) -> Iterator[str]:
         yield servers.url
 
 
-@pytest.fixture
-async def opened(url: str) -> AsyncIterator[Open]:
-    """Opens stores over one prefix, which is empty."""
+@asynccontextmanager
+async def opening(url: str) -> AsyncIterator[Open]:
+    """Opens stores over one prefix, which is empty, and closes them."""
     address, stores = f"{url}?prefix=test{next(_prefixes)}", list[BlockStore]()
 
     async def open_one() -> BlockStore:
@@ -38,11 +39,23 @@ async def opened(url: str) -> AsyncIterator[Open]:
         await stores[-1].open(deadline_s=D)
         return stores[-1]
 
-    yield open_one
-    for store in stores:
-        await store.close()
+    try:
+        yield open_one
+    finally:
+        for store in stores:
+            await store.close()
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-async def test_contract(check: Callable[[Open], Coroutine[Any, Any, None]], opened: Open) -> None:
-    await check(opened)
+async def test_contract(check: Callable[[Open], Coroutine[Any, Any, None]], url: str) -> None:
+    async with opening(url) as opened:
+        await check(opened)
+
+
+def test_contract_holds_on_the_loop_that_coordinators_run(url: str) -> None:
+    async def every_check() -> None:
+        for check in CHECKS:
+            async with opening(url) as opened:
+                await check(opened)
+
+    uvloop.run(every_check())
