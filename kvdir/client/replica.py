@@ -218,6 +218,9 @@ class Replica:
             self._failed(f"{address}: {error}")
         except (KvdirError, RegionError) as error:
             self._failed(f"{address}: {error}")
+        except MemoryError:
+            self._anew = True  # it may have been applied by halves
+            self._failed(f"{self._path}: no room left; make /dev/shm larger, or replicate fewer namespaces")
         except TimeoutError:
             self._failed(f"{address}: nothing heard for {self._silence_s:g} s")
         except asyncio.InvalidStateError:

@@ -19,7 +19,8 @@ ENTRY_BYTES = 160
 EVERY: frozenset[bytes] = frozenset()
 """No filter."""
 
-_COMPACT = 4096
+_COMPACT = 4_096
+_LOOKED_AT = 16_384  # in one go: whoever skips most of the log must not hold the others up
 
 
 class _Entry(NamedTuple):
@@ -95,7 +96,8 @@ class FeedLog:
             return self._last_take[1]
         parts, size = [], 0
         at = position
-        for number in range(self._start + position + 1 - self._first, len(self._entries)):
+        first = self._start + position + 1 - self._first
+        for number in range(first, min(len(self._entries), first + _LOOKED_AT)):
             entry = self._entries[number]
             if entry.digest is None or not digests or entry.digest in digests:
                 size += len(entry.data)

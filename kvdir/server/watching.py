@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from kvdir.core.feed import Feed
 from kvdir.core.feed_items import Start, Welcome
 from kvdir.core.watcher import MIN_CREDIT_BYTES, Watcher
-from kvdir.errors import InvalidInput, Overloaded, Unavailable
+from kvdir.errors import InvalidInput, Overloaded, TooLarge, Unavailable
 from kvdir.obs.watch_metrics import WatchFigures, WatchMetrics
 from kvdir.rpc.watch_codec import encode_item, encode_response
 
@@ -57,7 +57,7 @@ class Watching:
         return time.monotonic()
 
     def open(self, start: Start) -> WatchCall:
-        """A watcher comes. Raises Unavailable, Overloaded beyond max_watchers, InvalidInput for a credit that is too small."""
+        """A watcher comes. Raises Unavailable, Overloaded beyond max_watchers, InvalidInput for a start that cannot work."""
         if self._draining:
             raise Unavailable(DRAINING)
         if len(self.calls) >= self._config.max_watchers:
@@ -65,6 +65,10 @@ class Watching:
             raise Overloaded(f"{self._config.max_watchers} watchers are here already (max_watchers): watch another coordinator")
         if start.credit_bytes < MIN_CREDIT_BYTES:
             raise InvalidInput(f"a watcher grants at least {MIN_CREDIT_BYTES} bytes to begin with, not {start.credit_bytes}")
+        if len(start.digests) > self._config.max_namespaces:
+            raise TooLarge(
+                f"{len(start.digests)} namespaces, max_namespaces is {self._config.max_namespaces}: none watches all"
+            )
         now_s, config = self.now_s(), self._config
         feed = self.feed or self._begin(now_s)
         welcome = Welcome(
