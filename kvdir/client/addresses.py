@@ -10,7 +10,7 @@ Does not: find out which coordinators there are (discovery.py), or run a questio
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 
 from kvdir.errors import InvalidInput
 
@@ -52,24 +52,17 @@ class Addresses:
         """In which order to try them now."""
         return sorted(self._listed, key=lambda item: self.put_off(item, now_s=now_s))
 
-    def shares(self, end_s: float, *, clock: Callable[[], float]) -> Iterator[tuple[str, float]]:
-        """In that order, each with the moment until which it may take: one that hangs leaves the others their share.
-
-        Ends early when `end_s` has passed. clock: monotonic seconds.
-        """
-        order = self.order(now_s=clock())
-        for tried, address in enumerate(order):
-            now_s = clock()
-            if tried and now_s >= end_s:
-                return
-            yield address, now_s + (end_s - now_s) / (len(order) - tried)
-
     def put_off(self, address: str, *, now_s: float) -> bool:
         """Whether it is asked after the others now."""
         return self._later_until_s.get(address, 0.0) > now_s
 
     def failed(self, address: str, *, now_s: float) -> None:
-        """It gave no answer, or one so late that another's came first: it is asked later for a while."""
+        """It gave no answer, or one so late that another's came first: it is asked later for a while.
+
+        Questions that fail together count once, or a crowd of them would make the longest pause of the first failure.
+        """
+        if self.put_off(address, now_s=now_s):
+            return
         failures = self._failures[address] = self._failures.get(address, 0) + 1
         self._later_until_s[address] = now_s + min(_BASE_S * 2 ** min(failures - 1, 10), _LIMIT_S)
 

@@ -55,16 +55,3 @@ def test_every_public_name_resolves() -> None:
         assert getattr(kvdir, name) is not None
     with pytest.raises(AttributeError, match="no attribute"):
         _ = kvdir.nonsense
-
-
-def test_shares_leave_time_for_the_others_when_one_hangs() -> None:
-    addresses, now_s = Addresses("a:1,b:1,c:1"), 0.0
-    shares = addresses.shares(9.0, clock=lambda: now_s)
-    assert next(shares) == ("a:1", 3.0)
-    now_s = 3.0
-    assert next(shares) == ("b:1", 6.0)
-    now_s = 3.5  # refused early: the time is for the next
-    assert next(shares) == ("c:1", 9.0)
-    now_s = 9.0
-    assert list(shares) == []
-    assert [address for address, _ in addresses.shares(1.0, clock=lambda: now_s)] == ["a:1"], "the first is always tried"

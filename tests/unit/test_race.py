@@ -39,6 +39,14 @@ def test_what_is_known_of_those_that_stay_is_kept_when_the_list_changes() -> Non
     assert len(addresses) == 2
 
 
+def test_many_questions_that_fail_together_count_once() -> None:
+    addresses = Addresses(THREE)
+    for _ in range(50):
+        addresses.failed("a:1", now_s=0.0)
+    assert addresses.order(now_s=0.4) == ["b:1", "c:1", "a:1"]
+    assert addresses.order(now_s=0.6) == ["a:1", "b:1", "c:1"]
+
+
 def test_second_is_asked_beside_a_slow_first_which_is_asked_later_from_then_on() -> None:
     addresses = Addresses(THREE)
     one = race(addresses)
@@ -84,6 +92,19 @@ def test_next_is_asked_at_once_when_one_refuses() -> None:
     assert one.begin(2.0) == ("c:1", 3.0)
     one.lost("c:1", 3.0)
     assert one.begin(3.0) is None
+
+
+def test_shares_leave_time_for_the_others_when_one_hangs() -> None:
+    one = race(Addresses(THREE), deadline_s=9.0, hedged=False)
+    assert one.begin(0.0) == ("a:1", 3.0)
+    one.lost("a:1", 3.0)
+    assert one.begin(3.0) == ("b:1", 6.0)
+    one.lost("b:1", 3.5)  # refused early: the time is for the next
+    assert one.begin(3.5) == ("c:1", 9.0)
+    late = race(Addresses(THREE), deadline_s=0.0, hedged=False)
+    assert late.begin(1.0) is not None, "the first is always tried"
+    late.lost("a:1", 1.0)
+    assert late.begin(1.0) is None
 
 
 def test_hedges_are_a_tenth_of_the_questions_when_every_coordinator_is_slow() -> None:
