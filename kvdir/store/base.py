@@ -278,9 +278,10 @@ class BlockStore(Protocol):
         """digest -> record."""
 
     async def sweep(self, max_buckets: int, *, deadline_s: float) -> int:
-        """One step of freeing blocks whose holder is not listed; returns how many (holder, block) pairs it freed, maybe 0.
+        """One step of freeing blocks whose holder is not listed. Returns how many (holder, block) pairs it freed; 0: that is all.
 
-        Looks at no more than max_buckets buckets; the next call, by whoever, goes on from there. Any coordinator may call it.
+        Looks at max_buckets buckets, and at as many again for as long as it has found nothing. The next call, by whoever, goes
+        on from there. Any coordinator may call it.
         """
 
     async def health(self, *, deadline_s: float) -> Health:

@@ -288,18 +288,24 @@ class RedisBlockStore:
         return dict(zip(reply[::2], reply[1::2], strict=True))
 
     async def sweep(self, max_buckets: int, *, deadline_s: float) -> int:
-        freed = 0
         with self._call(deadline_s) as deadline:
             work = await self._unlisted(deadline)
             for shard in sorted(work, key=lambda shard: (shard - self._sweep_from) % len(self._shard_keys)):
-                if max_buckets <= 0:
-                    break
-                dead, nodes = work[shard]
-                call = self._library.call("sweep", self._shard_keys[shard], self._id, dead, max_buckets, *nodes)
-                request = Request(self._shard_slots[shard], call)
-                ((pairs, looked),) = await self._servers.run([request], deadline=deadline, lane=Lane.WRITE)
-                freed, max_buckets, self._sweep_from = freed + pairs, max_buckets - looked, shard
-        return freed
+                self._sweep_from = shard
+                if freed := await self._sweep_shard(shard, *work[shard], max_buckets, deadline):
+                    return freed
+        return 0
+
+    async def _sweep_shard(self, shard: int, dead: bytes, nodes: Sequence[bytes], max_buckets: int, deadline: float) -> int:
+        """Steps until one frees something, or none can: a pass that was under way has ended, and a whole one after it."""
+        call = self._library.call("sweep", self._shard_keys[shard], self._id, dead, max_buckets, *nodes)
+        ends = 0
+        while True:
+            reply = await self._servers.run([Request(self._shard_slots[shard], call)], deadline=deadline, lane=Lane.WRITE)
+            ((freed, cursor),) = reply
+            ends += cursor == 0
+            if freed or not dead or ends == 2:
+                return int(freed)
 
     async def _unlisted(self, deadline: float) -> dict[int, tuple[bytes, list[bytes]]]:
         """Per shard the dead holders and the nodes that nobody knows any more, if it has such.

@@ -278,7 +278,7 @@ local function clean(shard, n, dead, deltas)
   return freed
 end
 
--- args: store id, packed dead holders, most buckets, then nodes whose fence may go. Returns {pairs freed, buckets looked at}.
+-- args: store id, packed dead holders, most buckets, then nodes whose fence may go. Returns {pairs freed, the next bucket or 0}.
 -- A pass goes once through all buckets: then nothing is left of the holders that were dead when it began, so their counts go,
 -- also where evicted buckets left them too high. A bucket that is split meanwhile moves blocks only towards the end of the pass.
 local function sweep(keys, args)
@@ -305,7 +305,7 @@ local function sweep(keys, args)
     cursor = 0
   end
   redis.call('HSET', shard.key, 'c', cursor)
-  return {freed, looked}
+  return {freed, cursor}
 end
 
 redis.register_function{function_name = 'LIBRARY_fence', callback = fence, flags = {'allow-oom'}}

@@ -107,7 +107,7 @@ async def test_random_histories_agree_with_the_truth(server: Server, seed: int) 
         for step in world.rng.choices(steps, (8, 2, 3, 1, 3, 6), k=STEPS):
             await step()
         await world.check()
-        while await stores[0].sweep(1000, deadline_s=D):
+        while await stores[0].sweep(3, deadline_s=D):
             pass
         left = (await stores[0].counts(world.dropped, deadline_s=D)).blocks
         assert not any(left.values()), "sweeping ends with nothing left of what was dropped"
