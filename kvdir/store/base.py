@@ -278,7 +278,7 @@ class BlockStore(Protocol):
         """digest -> record."""
 
     async def sweep(self, max_buckets: int, *, deadline_s: float) -> int:
-        """One step of freeing blocks whose holder is not listed. Returns how many (holder, block) pairs it freed; 0: that is all.
+        """One step of freeing blocks whose holder is not listed. Returns how many (holder, block) pairs it freed; 0: no more.
 
         Looks at max_buckets buckets, and at as many again for as long as it has found nothing. The next call, by whoever, goes
         on from there. Any coordinator may call it.
