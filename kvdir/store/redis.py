@@ -90,7 +90,7 @@ class RedisBlockStore:
             if self._servers.gaps:
                 raise StoreRefused(f"{self.url}: {self._servers.gaps}")
             for where, info in (await self._infos(deadline)).items():
-                _check(where, info)
+                _check(where, info, self.url.kind)
             await self._make(deadline)
 
     async def _make(self, deadline: float) -> None:
@@ -375,9 +375,11 @@ class RedisBlockStore:
         return await self._servers.run(requests, deadline=deadline, lane=Lane.READ)
 
 
-def _check(where: str, info: ServerInfo) -> None:
-    """Raises StoreRefused for a server that will not do."""
+def _check(where: str, info: ServerInfo, kind: Kind) -> None:
+    """Raises StoreRefused for a server that will not do. Behind Sentinels and in a cluster a replica is soon a master, or known as
+    none: there READONLY and MOVED say so, and are followed.
+    """
     if not info.has_functions:
         raise StoreRefused(f"{where} is {info.version}: kvdir needs functions, which Redis 7.0 and Valkey 7.2 have")
-    if info.is_replica:
+    if info.is_replica and kind is Kind.SINGLE:
         raise StoreRefused(f"{where} is a read-only replica of {info.master}: name the master, or use redis+sentinel://")
