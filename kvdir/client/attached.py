@@ -5,7 +5,8 @@
 
 Rules: the caller's own mistakes raise (widths, too many fingerprints), everything else is an answer; a lookup ends by its
 deadline; coordinators that do not answer cost one lookup its deadline per pause, not every one. Thread-safe. After a fork the
-child makes connections of its own. No asyncio; gRPC is imported with the first lookup that needs it.
+child goes on with the region, and makes connections of its own as far as gRPC can in a forked process: at worst such a call
+ends by its deadline. No asyncio; gRPC is imported with the first lookup that needs it.
 """
 
 from __future__ import annotations

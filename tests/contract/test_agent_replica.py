@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+import peer_agent
 from kvdir.cli.main import main as kvdir_main
 from kvdir.core.answer import Lookup
 from kvdir.errors import ConfigError
@@ -121,6 +122,24 @@ async def test_engine_looks_up_in_the_replica_of_its_node(pair: LocalCluster) ->
     await eventually(
         lambda: engine.directory.lookup(pair.namespace.digest, fingerprints).hits == 8, what="and finds the new replica"
     )
+
+
+async def test_blocking_engine_asks_the_coordinators_of_its_agent_while_that_is_away(pair: LocalCluster) -> None:
+    fingerprints = await filled(pair, 8)
+    address, digest = pair.agents["b"].ready.engine, pair.namespace.digest
+    engine = await asyncio.to_thread(peer_agent.connect, address, namespace=pair.namespace)
+
+    async def ask() -> Lookup:
+        return await asyncio.to_thread(engine.directory.lookup, digest, fingerprints, deadline_s=5.0)
+
+    try:
+        assert ((await ask()).source, (await ask()).hits) == ("replica", 8)
+        await pair.stop_agent("b")
+        await eventually(lambda: not engine.directory.replica.usable, what="the region is gone")
+        assert ((await ask()).source, (await ask()).hits) == ("coordinator", 8)
+    finally:
+        await asyncio.to_thread(engine.close)
+    assert engine.directory.lookup(digest, fingerprints).reason == "this was closed"
 
 
 async def test_engine_is_told_that_there_is_no_replica_when_the_agent_keeps_none(directory: Path) -> None:
