@@ -376,8 +376,9 @@ class RedisBlockStore:
 
 
 def _check(where: str, info: ServerInfo, kind: Kind) -> None:
-    """Raises StoreRefused for a server that will not do. Behind Sentinels and in a cluster a replica is soon a master, or known as
-    none: there READONLY and MOVED say so, and are followed.
+    """Raises StoreRefused for a server that will not do.
+
+    Behind Sentinels or in a cluster a replica is soon a master or known as none: there READONLY and MOVED are followed.
     """
     if not info.has_functions:
         raise StoreRefused(f"{where} is {info.version}: kvdir needs functions, which Redis 7.0 and Valkey 7.2 have")
