@@ -65,11 +65,14 @@ _HOMES = {
 }
 
 
-def connect(addresses: str | Sequence[str], *, deadline_s: float = 2.0) -> Client:
-    """A blocking client of coordinators ("host:port", several with commas; see docs/high-availability.md). Connects lazily."""
-    from kvdir.client.sync import Client
+def connect(addresses: str | Sequence[str], *, deadline_s: float = 2.0, name: str = "") -> Client:
+    """A blocking client of coordinators ("host:port", several with commas; see docs/high-availability.md). Connects lazily.
 
-    return Client(addresses, deadline_s=deadline_s)
+    name: clients with different names begin at different coordinators. Empty: a name of this process.
+    """
+    from kvdir.client.sync import Client, process_name
+
+    return Client(addresses, deadline_s=deadline_s, name=name or process_name())
 
 
 def __getattr__(name: str) -> Any:

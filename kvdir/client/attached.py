@@ -116,7 +116,7 @@ class Attached:
             self._failures = min(self._failures + 1, 16)
 
     def _connected(self) -> Client:
-        from kvdir.client.sync import Client
+        from kvdir.client.sync import Client, process_name
 
         client, pid = self._client, os.getpid()
         if client is not None and self._pid == pid:
@@ -126,7 +126,12 @@ class Attached:
             self._connecting = threading.Lock()
         with self._connecting:
             if self._client is None:
-                self._client = Client(self._coordinators, deadline_s=self._deadline_s, connect_timeout_s=self._deadline_s)
+                self._client = Client(
+                    self._coordinators,
+                    name=process_name(),
+                    deadline_s=self._deadline_s,
+                    connect_timeout_s=self._deadline_s,
+                )
             return self._client
 
     def _drop_client(self) -> None:

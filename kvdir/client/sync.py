@@ -7,7 +7,9 @@ to a coordinator that is listed no more is closed once no thread uses it.
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
+import socket
 import threading
 import time
 from collections import Counter
@@ -39,6 +41,11 @@ from kvdir.rpc.story_codec import StoryAnswer
 from kvdir.v1 import admin_pb2
 
 AnswerT = TypeVar("AnswerT")
+
+
+def process_name() -> str:
+    """A name of this process, for clients that nobody has named: so they, too, begin at different coordinators."""
+    return f"{socket.gethostname()}-{os.getpid()}"
 
 
 class Client:
