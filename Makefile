@@ -82,6 +82,7 @@ bench: setup $(PEERS)/.installed ## All benchmarks, as tables
 	$(BIN)/kvdir bench index
 	$(BIN)/kvdir bench ingest
 	$(BIN)/kvdir bench lookup
+	$(BIN)/kvdir bench replica
 	$(BIN)/kvdir bench sketch
 	$(BIN)/kvdir bench snapshot
 	$(BIN)/kvdir bench faults
