@@ -51,7 +51,11 @@ class Request:
 
 
 class _Again(Exception):
-    """This attempt came to nothing, the next one may not."""
+    """This attempt came to nothing, the next one may not. reason: as that of Again."""
+
+    def __init__(self, reason: str, words: str = "") -> None:
+        super().__init__(words or reason)
+        self.reason = reason
 
 
 class Servers:
@@ -89,6 +93,7 @@ class Servers:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._shared.clear()  # a task that was cancelled before it began could not take itself out
         connections = list(self._connections.values())
         self._connections.clear()
         for connection in connections:
@@ -103,7 +108,7 @@ class Servers:
         async def attempt() -> None:
             reasons = await self._attempt(waiting, replies, lane)
             if waiting:
-                raise _Again("; ".join(sorted(reasons)))
+                raise _Again("waiting", "; ".join(sorted(reasons)))
 
         await self._until(deadline, attempt)
         return replies
@@ -143,7 +148,7 @@ class Servers:
             pass
         raise StoreUnavailable(f"{self._url}: not in time: {reason}")
 
-    async def _attempt(self, waiting: dict[int, Request], replies: list[object], lane: Lane) -> set[str]:
+    async def _attempt(self, waiting: dict[int, Request], replies: list[Any], lane: Lane) -> set[str]:
         """Sends what is waiting; what is answered leaves it. Returns why the rest was not."""
         groups: dict[Address, list[int]] = {}
         try:
@@ -158,15 +163,18 @@ class Servers:
         verdicts: dict[Again, Address] = {}
         for (address, indices), answer in zip(groups.items(), answers, strict=True):
             for index, reply in zip(indices, answer, strict=True):
-                if isinstance(reply, Again):
-                    verdicts[reply] = address
-                else:
-                    replies[index] = reply
-                    del waiting[index]
+                match reply:
+                    case Again():
+                        verdicts[reply] = address
+                    case KvdirError():
+                        raise reply
+                    case _:
+                        replies[index] = reply
+                        del waiting[index]
         for verdict in verdicts:
             self._figures.retried(verdict.reason)
         await self._follow(verdicts)
-        return {f"{_words(address)}: {verdict.reason}" for verdict, address in verdicts.items()}
+        return {f"{_words(address)}: {verdict.words or verdict.reason}" for verdict, address in verdicts.items()}
 
     async def _follow(self, verdicts: dict[Again, Address]) -> None:
         """Does what the servers' answers ask for before the next attempt."""
@@ -177,12 +185,14 @@ class Servers:
             await self._learn()
 
     async def _send(self, address: Address, commands: Sequence[tuple[Argument, ...]], lane: Lane) -> list[object]:
-        """Per command the reply, or Again. Raises what a reply means if trying again would not help."""
+        """Per command the reply, Again, or the error that it means. Raises nothing: others are sent to at the same time."""
         try:
             replies = await self._exchange(address, commands, lane)
         except _Again as again:
-            return [Again(str(again), elsewhere=True)] * len(commands)
-        return [self._judged(reply, address) for reply in replies]
+            return [Again(again.reason, elsewhere=True, words=str(again))] * len(commands)
+        except KvdirError as error:
+            return [error] * len(commands)
+        return [judge(reply, _words(address)) if isinstance(reply, ReplyError) else reply for reply in replies]
 
     async def _exchange(self, address: Address, commands: Sequence[tuple[Argument, ...]], lane: Lane) -> list[object]:
         """Raw replies, errors among them. Raises _Again when the connection cannot be had or breaks."""
@@ -190,7 +200,7 @@ class Servers:
             connection = await self._connection(address, lane)
         except ReplyError as error:
             verdict = judge(error, _words(address))
-            raise (_Again(verdict.reason) if isinstance(verdict, Again) else verdict) from error
+            raise (_Again(verdict.reason, str(error)) if isinstance(verdict, Again) else verdict) from error
         try:
             async with asyncio.timeout(_SILENT_S):
                 return await connection.send(commands)
@@ -198,30 +208,25 @@ class Servers:
             connection.abort("it was silent for too long")
             raise _Again("silent") from None
         except ConnectionLost as error:
-            raise _Again("connection lost") from error
+            raise _Again("lost", f"connection lost: {error}") from error
 
-    async def _one(self, address: Address, command: tuple[Argument, ...], lane: Lane = Lane.READ) -> object:
-        (reply,) = await self._exchange(address, [command], lane)
-        judged = self._judged(reply, address)
-        if isinstance(judged, Again):
-            raise _Again(f"{_words(address)}: {judged.reason}")
-        return judged
-
-    def _judged(self, reply: object, address: Address) -> object:
+    async def _one(self, address: Address, command: tuple[Argument, ...]) -> object:
+        (reply,) = await self._exchange(address, [command], Lane.READ)
         if not isinstance(reply, ReplyError):
             return reply
         verdict = judge(reply, _words(address))
-        if isinstance(verdict, KvdirError):
-            raise verdict
-        return verdict
+        raise (_Again(verdict.reason, f"{_words(address)}: {reply}") if isinstance(verdict, Again) else verdict)
 
     # -- what attempts need ------------------------------------------------------------------------------------------------
 
     async def _load(self, address: Address) -> None:
         """Puts the library on a master; its replicas get it from there."""
         (reply,) = await self._exchange(address, [("FUNCTION", "LOAD", self._library.code)], Lane.WRITE)
-        if isinstance(reply, ReplyError) and "already exists" not in reply.rest:
-            self._judged(reply, address)
+        if not isinstance(reply, ReplyError) or "already exists" in reply.rest:
+            return
+        verdict = judge(reply, _words(address))
+        if isinstance(verdict, KvdirError):
+            raise verdict
 
     async def _learn(self) -> None:
         """Asks anew who has what. Raises _Again if nobody says so."""
@@ -232,7 +237,7 @@ class Servers:
         try:
             await self._share("learn", learn)
         except StoreUnavailable as error:
-            raise _Again(str(error)) from error
+            raise _Again("learn", str(error)) from error
 
     async def _ask(self, address: Address, command: tuple[Argument, ...]) -> object:
         """See topology.Ask."""
@@ -261,13 +266,13 @@ class Servers:
         try:
             return await self._share(key, dial)
         except TimeoutError:
-            raise _Again("connecting takes too long") from None
+            raise _Again("connect", "connecting takes too long") from None
         except ssl.SSLCertVerificationError as error:
             raise StoreRefused(
                 f"{_words(address)}: its certificate is not trusted: {error.verify_message}: check ca"
             ) from error
         except (OSError, ConnectionLost) as error:
-            raise _Again(f"cannot connect: {error}") from error
+            raise _Again("connect", f"cannot connect: {error}") from error
 
     async def _dial(self, address: Address, lane: Lane) -> Connection:
         sentinel = lane is Lane.LEARN and self._url.kind is Kind.SENTINEL
@@ -282,6 +287,8 @@ class Servers:
     async def _share(self, key: object, work: Callable[[], Awaitable[ResultT]]) -> ResultT:
         """The result of `work`, which runs once for all who ask for it at the same time, to its end."""
         task = self._shared.get(key)
+        if task is None and self._closed:
+            raise StoreUnavailable(f"{self._url}: the store was closed")
         if task is None:
 
             async def run() -> object:
@@ -290,7 +297,7 @@ class Servers:
                 except Exception as error:  # the caller's to raise; a task that nobody waits for any more says nothing
                     return _Failed(error)
                 finally:
-                    del self._shared[key]
+                    self._shared.pop(key, None)
 
             task = self._shared[key] = asyncio.get_running_loop().create_task(run())
         try:

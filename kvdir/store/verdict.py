@@ -17,11 +17,14 @@ _DENIED = frozenset({"NOAUTH", "WRONGPASS", "NOPERM"})
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """Try again. elsewhere: who serves the slot may have changed. load: the server lacks the functions."""
+    """Try again. reason: one word of few, for figures. elsewhere: who serves the slot may have changed. load: the server lacks
+    the functions. words: more about it, for people.
+    """
 
     reason: str
     elsewhere: bool = False
     load: bool = False
+    words: str = ""
 
 
 def judge(error: ReplyError, where: str) -> Again | KvdirError:

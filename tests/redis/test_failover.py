@@ -129,6 +129,30 @@ async def test_writes_that_a_fail_over_lost_are_found_by_the_next_write() -> Non
             assert await held(other, range(2000)) == [(0, 2000, (one,))]
 
 
+async def test_a_master_that_stops_without_a_word_is_left_for_the_one_that_sentinels_name() -> None:
+    with redis_sentinel() as group:
+        async with opened(group.url) as over:
+            writer = await taken(over)
+            one = await holder_of(over, writer)
+            await over.write(writer, [store(one, range(300))], deadline_s=D)
+            await asyncio.to_thread(until, lambda: group.master.command("WAIT", 1, 1000) == 1, "the replica has it all")
+            group.master.pause()
+            try:
+                clock, slowest, found = asyncio.get_running_loop().time, 0.0, 0
+                async with asyncio.timeout(FAILOVER_S):
+                    while not found:
+                        begun = clock()
+                        with contextlib.suppress(StoreUnavailable):
+                            found = (await over.lookup(fingerprints(range(300)), 16, scope=1, deadline_s=0.1)).hits
+                        slowest = max(slowest, clock() - begun)
+                assert found == 300
+                assert slowest < 1, "no lookup took much longer than its deadline"
+                await over.write(writer, [store(one, range(300, 400))], deadline_s=FAILOVER_S)
+            finally:
+                group.master.resume()
+            assert await held(over, range(400)) == [(0, 400, (one,))]
+
+
 async def _held_later(over: BlockStore, numbers: range) -> object:
     async with asyncio.timeout(FAILOVER_S):
         while True:
