@@ -150,7 +150,7 @@ def attach(
 ) -> Attached:
     """Lookups without a call, from the replica that the agent of this node keeps in shared memory.
 
-    path: of its region, as the agent's engine API and log say; None: the only one in /dev/shm/kvdir-*.replica. It need not be
+    path: of its region, as the agent says when it is ready; None: the only one in /dev/shm/kvdir-*.replica. It need not be
     there yet, and may come and go. coordinators: "host:port,..." to ask while it cannot be used. deadline_s: of that.
     max_lag_s: how far an answer from the replica may be behind (`Lookup.lag_s` says it of each). dead_after_s: after so long
     without a sign of life of its writer, the replica is not used.

@@ -69,6 +69,7 @@ def _ready_view(ready: Any) -> dict[str, object]:
         "engines attach at": ready.engine,
         "http": f"http://{ready.http}/metrics" if ready.http else "off",
         "arena": ready.arena,
+        "replica": ready.replica or "off",
     }
 
 

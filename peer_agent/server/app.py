@@ -73,7 +73,7 @@ OpenPlanes = Callable[..., dict[str, Transport]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """Where a started agent is reached. peer: as told to others. data: of the tcp plane, "" without one. http: "" when off."""
+    """Where a started agent is reached. peer: as told to others. data, http, replica: "" without a tcp plane, and when off."""
 
     node: str
     epoch: int
@@ -82,6 +82,7 @@ class Ready:
     engine: str
     http: str
     arena: str
+    replica: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +219,7 @@ class Agent:
             engine=engine_address,
             http=http_address,
             arena=parts.arena.path,
+            replica=self.config.replica_file,
         )
 
     def _build_peer_service(self, parts: _Parts) -> PeerService:
