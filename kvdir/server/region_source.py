@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from kvdir.core.region_directory import RegionDirectory
 from kvdir.errors import TooLarge
-from kvdir.rpc.lookup_codec import decode_fingerprints, decode_min_trust, encode_lookup
+from kvdir.rpc.lookup_codec import NodesEncoder, decode_fingerprints, decode_min_trust, encode_lookup
 from kvdir.server.lookup_source import PREFIX
 from kvdir.v1 import directory_pb2
 
@@ -43,6 +43,7 @@ class RegionSource:
         self._region = region
         self._pass_on = pass_on
         self._max_fingerprints = max_fingerprints
+        self._nodes = NodesEncoder()
         self.counters = counters
 
     @property
@@ -81,7 +82,7 @@ class RegionSource:
         counters.lookup_blocks += asked
         counters.lookup_hits += answer.hits
         counters.lookup_nodes_below_trust += answer.below_trust
-        return encode_lookup(replace(answer, lag_s=0.0) if main_lives else answer)
+        return encode_lookup(replace(answer, lag_s=0.0) if main_lives else answer, self._nodes)
 
     def _elsewhere(self, request: directory_pb2.LookupRequest) -> Awaitable[directory_pb2.LookupResponse]:
         self.counters.passed_on += 1
