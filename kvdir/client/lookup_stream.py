@@ -30,7 +30,7 @@ import grpc.aio
 
 from kvdir.errors import DeadlineExceeded, Overloaded, Unavailable
 from kvdir.rpc.cancel import call_alone_cancelled
-from kvdir.rpc.channel import Options, wait_ready
+from kvdir.rpc.channel import NotConnected, Options, wait_ready
 from kvdir.rpc.status import from_rpc_error, from_words
 from kvdir.v1 import directory_pb2
 
@@ -39,7 +39,9 @@ UNARY_S = 30.0
 SILENT_S = 1.0
 LEAST_WAIT_S = 0.05
 MOST_LOST = 8
-"""So often a lookup is asked again at one address. Each costs a connection, and what nobody answers its connect timeout."""
+"""So often a lookup is asked again at one address; what nobody answers costs the connect timeout each time."""
+REFUSED_LOSSES = 4
+"""As many as a refused connection counts for: a dead coordinator is left for the next one soon."""
 MESSAGE_BYTES = 256 * 1024
 """Lookups are put together into one message up to this size; a single one may be larger."""
 
@@ -69,14 +71,12 @@ class LookupStreams:
         """end_s: monotonic. Raises NoStream, the errors of a lookup, Unavailable, DeadlineExceeded."""
         if self._unary_until_s and self._unary_until_s.get(address, 0.0) > time.monotonic():
             raise NoStream
-        lost = 0
+        losses = Losses()
         while True:
             try:
-                answer = await self._stream(address).lookup(request, end_s=end_s, patient=lost > 0)
+                answer = await self._stream(address).lookup(request, end_s=end_s, patient=bool(losses))
             except Unavailable as error:
-                if not worth_another(error, lost):
-                    raise
-                lost += 1
+                losses.add(error)
             else:
                 break
         if answer.error:
@@ -274,10 +274,24 @@ class _Stream:
         return True
 
 
-def worth_another(error: Unavailable, lost: int) -> bool:
-    """Whether to ask again at the same address. Behind a lost stream, so is a connection that fails: the kernel may have given
-    it to the very process that is ending, or that is stopped."""
-    return lost < MOST_LOST and (lost > 0 or isinstance(error, StreamLost))
+class Losses:
+    """Of one lookup at one address: whether it is worth asking there again.
+
+    A stream that ended is; behind one, so is a connection that fails, because the kernel may have given it to the very process
+    that is ending, or that is stopped.
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def __bool__(self) -> bool:
+        return self._count > 0
+
+    def add(self, error: Unavailable) -> None:
+        """Raises it again when it is not."""
+        if self._count >= MOST_LOST or not (self._count or isinstance(error, StreamLost)):
+            raise error
+        self._count += 1 if isinstance(error, StreamLost | NotConnected) else REFUSED_LOSSES
 
 
 def reason(error: grpc.RpcError, address: str) -> Exception:

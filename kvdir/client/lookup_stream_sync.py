@@ -29,10 +29,10 @@ from kvdir.client.lookup_stream import (
     METHOD,
     SILENT_S,
     UNARY_S,
+    Losses,
     NoStream,
     StreamLost,
     reason,
-    worth_another,
 )
 from kvdir.errors import DeadlineExceeded, Unavailable
 from kvdir.rpc.channel import Options, wait_ready_blocking
@@ -116,14 +116,12 @@ class LookupStreams:
 
     def lookup(self, address: str, request: directory_pb2.LookupRequest, *, end_s: float) -> directory_pb2.LookupResponse:
         """Asks, and again where that is worth it; raises as `ask` and `Asked.result`."""
-        lost = 0
+        losses = Losses()
         while True:
             try:
-                return self.ask(address, request, end_s=end_s).result(patient=lost > 0)
+                return self.ask(address, request, end_s=end_s).result(patient=bool(losses))
             except Unavailable as error:
-                if not worth_another(error, lost):
-                    raise
-                lost += 1
+                losses.add(error)
 
     def close(self) -> None:
         """Ends the streams and their threads; lookups under way fail."""

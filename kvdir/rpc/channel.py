@@ -51,8 +51,12 @@ def client_options(*, max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES) -> Opt
     )
 
 
+class NotConnected(Unavailable):
+    """Nobody refused, and nobody answered."""
+
+
 async def wait_ready(channel: grpc.aio.Channel, *, target: str, timeout_s: float) -> None:
-    """Connects. Raises Unavailable when it is refused (at once), and when it takes longer than timeout_s."""
+    """Connects. Raises Unavailable when it is refused (at once), NotConnected when it takes longer than timeout_s."""
     try:
         async with asyncio.timeout(timeout_s):
             state = channel.get_state(try_to_connect=True)
@@ -62,7 +66,7 @@ async def wait_ready(channel: grpc.aio.Channel, *, target: str, timeout_s: float
                 await channel.wait_for_state_change(state)
                 state = channel.get_state(try_to_connect=True)
     except TimeoutError:
-        raise Unavailable(f"{target}: no connection within {timeout_s:.2g} s; is the address right?") from None
+        raise NotConnected(f"{target}: no connection within {timeout_s:.2g} s; is the address right?") from None
 
 
 def wait_ready_blocking(channel: grpc.Channel, *, target: str, timeout_s: float) -> None:
@@ -78,6 +82,6 @@ def wait_ready_blocking(channel: grpc.Channel, *, target: str, timeout_s: float)
             if state in (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN):
                 raise Unavailable(f"{target}: connection refused or lost; is the server running, and is the address right?")
     except queue.Empty:
-        raise Unavailable(f"{target}: no connection within {timeout_s:.2g} s; is the server running?") from None
+        raise NotConnected(f"{target}: no connection within {timeout_s:.2g} s; is the server running?") from None
     finally:
         channel.unsubscribe(heard.put)
