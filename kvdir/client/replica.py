@@ -44,6 +44,8 @@ log = logging.getLogger("kvdir.replica")
 BEAT_S: Final = 0.1
 WARM_WAIT_S: Final = 10.0
 YIELD_BLOCKS: Final = 8_192
+SPOILT: Final = Backoff(base_s=0.25, limit_s=30.0)
+"""After a copy that had to be given up."""
 METHOD: Final = "/kvdir.v1.Directory/Watch"
 
 
@@ -135,6 +137,7 @@ class Replica:
         self._served: _Copy | None = None
         self._building: _Copy | None = None
         self._anew = False
+        self._spoilt = False
         self._connected = False
         self._last_error = ""
 
@@ -193,11 +196,17 @@ class Replica:
     # -- following -------------------------------------------------------------------------------------------------------
 
     async def _follow(self) -> None:
-        failures = 0
+        failures = spoilt = 0
         while True:
-            order = self._addresses.order(now_s=time.monotonic())
+            order, began_s = self._addresses.order(now_s=time.monotonic()), time.monotonic()
+            self._spoilt = False
             welcomed = bool(order) and await self._try(order[0])
             failures = 0 if welcomed else failures + 1
+            if self._spoilt:
+                # A snapshot that leads nowhere is dear to both ends, and the next one may well end like it.
+                spoilt = spoilt + 1 if time.monotonic() - began_s < SPOILT.limit_s else 0
+                await asyncio.sleep(SPOILT.interval_s(spoilt, self._rng))
+                continue
             order = self._addresses.order(now_s=time.monotonic())
             if not order or self._addresses.put_off(order[0], now_s=time.monotonic()):
                 await asyncio.sleep(self._backoff.interval_s(failures, self._rng))
@@ -211,7 +220,7 @@ class Replica:
             self._failed(str(from_rpc_error(error, target=address)))
         except FeedFault as error:
             self._counters.faults += 1
-            self._anew = True
+            self._anew = self._spoilt = True
             for copy in (self._served, self._building):
                 if copy is not None:
                     copy.state.doubt(str(error))
@@ -219,7 +228,7 @@ class Replica:
         except (KvdirError, RegionError) as error:
             self._failed(f"{address}: {error}")
         except MemoryError:
-            self._anew = True  # it may have been applied by halves
+            self._anew = self._spoilt = True  # it may have been applied by halves
             self._failed(f"{self._path}: no room left; make /dev/shm larger, or replicate fewer namespaces")
         except TimeoutError:
             self._failed(f"{address}: nothing heard for {self._silence_s:g} s")

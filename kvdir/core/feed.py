@@ -11,6 +11,7 @@ A directory has a feed only while somebody watches (server/watching.py). Does no
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -121,9 +122,7 @@ class Feed:
         if now_s < self._heard_due_s or not self._heard:
             return
         self._heard_due_s = now_s + HEARD_S
-        packed = b"".join(
-            _HEARD.pack(slot, min(int(max(0.0, now_s - self._heard_s[slot]) * 1000), 2**32 - 1)) for slot in sorted(self._heard)
-        )
+        packed = b"".join(_HEARD.pack(slot, _age_ms(now_s - self._heard_s[slot])) for slot in sorted(self._heard))
         self._heard.clear()
         self._append(Heard(packed))
 
@@ -213,6 +212,11 @@ def narrow(packed: Packed, width: int) -> bytes:
     if width == BLOCK_BYTES:
         return bytes(packed)
     return memoryview(packed).cast("B").cast("Q")[:: width // BLOCK_BYTES].tobytes()
+
+
+def _age_ms(age_s: float) -> int:
+    """Rounded up: an age is never flattered."""
+    return min(math.ceil(max(0.0, age_s) * 1000), 2**32 - 1)
 
 
 def _pieces(packed: bytes) -> Iterator[bytes]:

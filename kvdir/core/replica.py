@@ -13,12 +13,12 @@ Does not: connect, or choose coordinators (client/replica.py), or say to readers
 
 from __future__ import annotations
 
-import contextlib
 import struct
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kvdir.core.feed_items import (
@@ -186,8 +186,8 @@ class ReplicaState:
         self.blocks_applied += len(item.packed) // BLOCK_BYTES
         for at in range(0, len(item.packed), _PIECE_BLOCKS * BLOCK_BYTES):
             packed = item.packed[at : at + _PIECE_BLOCKS * BLOCK_BYTES]
-            with self._room(len(packed) // BLOCK_BYTES, item.holder):
-                self._index.store(packed, BLOCK_BYTES, scope=holder.scope, holder=item.holder, now_s=int(now_s))
+            add = partial(self._index.store, packed, BLOCK_BYTES, scope=holder.scope, holder=item.holder, now_s=int(now_s))
+            self._add(len(packed) // BLOCK_BYTES, item.holder, add)
 
     def _removed(self, item: Removed, now_s: float) -> None:
         holder = self._known(item.holder)
@@ -238,8 +238,8 @@ class ReplicaState:
         self.blocks_applied += len(keys) // 8
         for at in range(0, len(keys) // 8, _PIECE_BLOCKS):
             piece = keys[8 * at : 8 * (at + _PIECE_BLOCKS)]
-            with self._room(len(piece) // 8, holder):
-                self._index.restore(piece, access[4 * at : 4 * (at + _PIECE_BLOCKS)], holder=holder)
+            times = access[4 * at : 4 * (at + _PIECE_BLOCKS)]
+            self._add(len(piece) // 8, holder, partial(self._index.restore, piece, times, holder=holder))
 
     def _listed(self, number: int, page: Page) -> int:
         if number >= len(page.holder_sets):
@@ -251,14 +251,13 @@ class ReplicaState:
             raise FeedFault(f"the snapshot ends with {item.blocks} blocks where {self._paged} came")
         self.complete = True
 
-    @contextlib.contextmanager
-    def _room(self, blocks: int, holder: int) -> Iterator[None]:
-        """Around a change that adds so many blocks at most: what has to go for them, or cannot be had, is counted."""
+    def _add(self, blocks: int, holder: int, add: Callable[[], int]) -> None:
+        """Makes room for so many blocks, and adds them; what has to go for them, or cannot be had, is counted."""
         lost = 0
         try:
             evicted = self._index.make_room(blocks, holder=holder)
             lost = len(evicted.keys) // 8 if evicted is not None else 0
-            yield
+            add()
         except MemoryError:
             lost += blocks
         self._lost(lost)

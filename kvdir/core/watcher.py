@@ -58,10 +58,11 @@ class Watcher:
         self._stall_s = stall_s
         self._credit_bytes = 0
         self._heard_credit_bytes = 0
+        self._began_s = now_s
         self._credit_s = now_s
         self._beat_due_s = now_s
         head = feed.head
-        resumes = start.log_id == feed.log_id and feed.reaches(start.position)
+        resumes = start.log_id == feed.log_id and start.position > 0 and feed.reaches(start.position)
         self.position = start.position if resumes else head
         self._walk = None if resumes else Walk(feed, index, start.digests, now_s=now_s)
         self.snapshot = not resumes
@@ -73,7 +74,9 @@ class Watcher:
         return bool(self._first) or self._walk is not None or self.position < self._feed.head
 
     def waited_s(self, now_s: float) -> float:
-        """How long at most the oldest item that it was not sent has waited."""
+        """How long at most the oldest item that it was not sent has waited; the roster waits since the watch began."""
+        if self._walk is not None and self._walk.has_roster:
+            return now_s - self._began_s
         return self._feed.waited_s(self.position, now_s)
 
     def credit(self, total_bytes: int, *, now_s: float) -> None:

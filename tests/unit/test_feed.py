@@ -260,3 +260,23 @@ def test_credit_is_due_when_half_of_the_window_is_used() -> None:
     assert credit.due
     credit.grant(now_s=2.0)
     assert not credit.due
+
+
+def test_beats_claim_nothing_newer_than_the_roster_while_that_is_under_way() -> None:
+    told = Told(max_streams=4096)
+    for number in range(3_000):
+        told.directory.hello(Hello(f"node-{number}" + "x" * 80, 1, 0, "a:1", 0, (ANNOUNCED,)), now_s=1.0)
+    watcher = watch(told, now_s=1.0)
+    watcher.next(warming=False, incomplete=False, now_s=1.0)
+    assert watcher.waited_s(4.0) == 3.0, "ages in the roster are of the moment when the watch began"
+    everything(watcher, now_s=4.0)
+    assert watcher.waited_s(5.0) == 0.0
+
+
+def test_position_0_is_no_copy_to_go_on_from() -> None:
+    told = Told()
+    told.say(stored(some_fingerprints(5, width=16)))
+    start = Start("w", log_id=7, position=0, credit_bytes=MIN_CREDIT_BYTES)
+    welcome = Welcome(coordinator="c", log_id=7, seed=1, blocks=0, beat_interval_s=1.0, stale_after_s=5.0, expire_after_s=60.0)
+    watcher = Watcher(told.feed, told.directory.index, start, welcome, encode_response, stall_s=5.0, now_s=1.0)
+    assert watcher.snapshot
