@@ -80,7 +80,7 @@ async def _round(size: int, seconds: float, *, watched: bool) -> dict[str, Any]:
             replica_cpu, own_cpu = cpu_s(replica.pid) - before_s, time.process_time() - own_s
             markers.stop()
             await asyncio.to_thread(reading.join)
-    lags = quantiles(markers.lags_ms(), n=100) if len(markers.seen) > 1 else [0.0] * 99
+    lags = quantiles(markers.lags_ms(), n=100, method="inclusive") if len(markers.seen) > 1 else [0.0] * 99
     return {
         "blocks_per_s": blocks / wall_s,
         "lag_p50_ms": lags[49],
