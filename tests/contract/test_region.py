@@ -83,6 +83,25 @@ def test_readers_stay_with_the_old_region_when_a_successor_is_not_published_yet(
     assert os.listdir(tmp_path) == ["region.lock"]
 
 
+def test_only_the_newest_successor_is_published_when_there_are_several(tmp_path: Path) -> None:
+    region = create_region(tmp_path / "region")
+    older, newer = region.successor(), region.successor()
+    with pytest.raises(RegionError, match="has a newer successor than this one: publish that"):
+        older.publish()
+    assert RegionReader(tmp_path / "region").generation == region.generation
+    newer.publish()
+    newer.publish()
+    older.close()
+    assert RegionReader(tmp_path / "region").generation == newer.generation
+
+
+def test_mode_that_readers_would_refuse_is_refused_when_a_region_is_created(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="mode lets others than the writer write"):
+        create_region(tmp_path / "region", mode=0o662)
+    region = create_region(tmp_path / "region", mode=0o644)
+    assert os.stat(region.path).st_mode & 0o777 == 0o644
+
+
 def test_region_and_reader_say_so_when_they_are_used_after_close(tmp_path: Path) -> None:
     region = create_region(tmp_path / "region")
     reader = RegionReader(tmp_path / "region")

@@ -70,9 +70,8 @@ def test_every_answer_is_true_when_a_writer_churns_in_another_process(
         judged = [reading.result(DEADLINE_S) for reading in readings]
     assert writer.exitcode == 0
     for each in judged:
-        assert each.answers > 100
+        assert each.answers - each.torn > 100  # of a writer that loses its core within a section all are torn until it is back
         assert each.hits > 10_000
-        assert each.torn < each.answers / 2
         assert each.longest_s < 1.0
 
 

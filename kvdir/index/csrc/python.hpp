@@ -180,8 +180,8 @@ constexpr u64 kAny = ~u64{0};
 constexpr u64 kHolders = kHolderLimit - 1;
 constexpr u64 kExpected = u64{1} << 31;
 
-// A sequence of packed u32 per set, put into a new list or tuple, whose reference is taken over.
 PyObject* to_stats(PyObject* self, const Stats& stats);
+// A sequence of packed u32 per set, put into a new list or tuple, whose reference is taken over.
 PyObject* to_packed_sets(PyObject* container, const SetList& sets, int (*put)(PyObject*, Py_ssize_t, PyObject*));
 
 extern PyMethodDef index_methods[];  // also those of RegionIndex, whose core is an Index, too

@@ -44,6 +44,10 @@ PyObject* region_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
     if (seed_object && !to_u64(seed_object, "seed", 0, kAny, seed)) return nullptr;
     if (most_object && !to_bound(most_object, place.max_bytes)) return nullptr;
     if (mode_object && !to_u64(mode_object, "mode", 0, kModes, mode)) return nullptr;
+    if (mode & 022) {
+        PyErr_SetString(PyExc_ValueError, "mode lets others than the writer write, so readers would refuse it: at most 0o755");
+        return nullptr;
+    }
     if (!to_path(path, place.path)) return nullptr;
     place.mode = static_cast<u32>(mode);
     place.release = release;

@@ -95,7 +95,15 @@ bool Region::map(u64 bytes) {
     return false;
 }
 
-void Region::commit(Segment segment, u64 bytes) {
+bool Region::make_room(u64 offset, u64 bytes, bool may_pause) noexcept {
+    const bool pause = may_pause && header()->sequence & 1;
+    if (pause) end_section();
+    bool there = (!file_ || allocate(file_->fd(), offset, bytes)) && mprotect(base_ + offset, bytes, PROT_READ | PROT_WRITE) == 0;
+    if (pause) begin_section();
+    return there;
+}
+
+void Region::commit(Segment segment, u64 bytes, bool may_pause) {
     Extent& extent = header()->extents[static_cast<u32>(segment)];
     if (bytes <= extent.committed_bytes) return;
     bytes = round_up(bytes, segment == Segment::slots ? granule_bytes(bytes) : page_bytes_);
@@ -103,8 +111,7 @@ void Region::commit(Segment segment, u64 bytes) {
     u64 more = bytes - extent.committed_bytes;
     bool charged = segment < Segment::places && !is_sparse(segment);
     if (charged && more > spare_bytes_) throw std::bad_alloc();
-    if (file_ && !allocate(file_->fd(), extent.offset + extent.committed_bytes, more)) throw std::bad_alloc();
-    if (mprotect(base_ + extent.offset + extent.committed_bytes, more, PROT_READ | PROT_WRITE) != 0) throw std::bad_alloc();
+    if (!make_room(extent.offset + extent.committed_bytes, more, may_pause)) throw std::bad_alloc();
     extent.committed_bytes = bytes;
     if (charged) charge(more);
 }

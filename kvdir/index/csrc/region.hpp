@@ -87,8 +87,11 @@ public:
     }
 
     // Makes at least `bytes` of the segment usable. Throws std::bad_alloc when the reservation or memory is exhausted,
-    // and then nothing has changed.
-    void commit(Segment segment, u64 bytes);
+    // and then nothing has changed. An open section pauses meanwhile, because a large step takes milliseconds: so only where
+    // everything is consistent, as it has to be where something may throw.
+    void commit(Segment segment, u64 bytes) { commit(segment, bytes, true); }
+    // The same in the middle of a change.
+    void commit_within_section(Segment segment, u64 bytes) { commit(segment, bytes, false); }
 
     const Extent& extent(Segment segment) const { return header()->extents[static_cast<u32>(segment)]; }
 
@@ -139,6 +142,8 @@ private:
     RegionHeader* header() const { return reinterpret_cast<RegionHeader*>(base_); }
     void reserve(const u64 (&reserve_bytes)[kSegments]);
     bool map(u64 bytes);
+    void commit(Segment segment, u64 bytes, bool may_pause);
+    bool make_room(u64 offset, u64 bytes, bool may_pause) noexcept;
 
     std::byte* base_ = nullptr;
     u64 mapped_bytes_ = 0;

@@ -124,6 +124,8 @@ void RegionFile::sign(RegionHeader& header) const {
 // Renamed first and retired after: whoever sees the mark finds the new one. A writer that dies in between leaves readers on a
 // file without a name, which they notice, too (RegionView::stale).
 void RegionFile::publish() {
+    if (published_) return;
+    if (!is_ours(fresh_path())) throw RegionError("region " + place_.path + " has a newer successor than this one: publish that");
     int predecessor = open_predecessor(place_.path);
     int error = rename(fresh_path().c_str(), place_.path.c_str()) == 0 ? 0 : errno;
     if (predecessor >= 0) {
@@ -137,12 +139,15 @@ void RegionFile::publish() {
     published_ = true;
 }
 
-// Only what is ours: a successor may be at PATH by now, or have begun at PATH.new.
-void RegionFile::withdraw() noexcept {
-    std::string name = published_ ? place_.path : fresh_path();
+// A successor may be at PATH by now, or have begun at PATH.new.
+bool RegionFile::is_ours(const std::string& name) const {
     struct stat ours{}, there{};
-    if (fstat(fd_, &ours) != 0 || lstat(name.c_str(), &there) != 0) return;
-    if (ours.st_ino == there.st_ino && ours.st_dev == there.st_dev) unlink(name.c_str());
+    return fstat(fd_, &ours) == 0 && lstat(name.c_str(), &there) == 0 && ours.st_ino == there.st_ino && ours.st_dev == there.st_dev;
+}
+
+void RegionFile::withdraw() noexcept {
+    const std::string name = published_ ? place_.path : fresh_path();
+    if (is_ours(name)) unlink(name.c_str());
 }
 
 std::string RegionFile::no_room() const {

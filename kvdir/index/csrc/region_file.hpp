@@ -53,6 +53,7 @@ public:
     std::string no_room() const;
 
 private:
+    bool is_ours(const std::string& name) const;  // the file of that name is this one
     void withdraw() noexcept;
     std::string fresh_path() const { return place_.path + ".new"; }
 

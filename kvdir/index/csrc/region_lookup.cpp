@@ -6,155 +6,17 @@
 // A window copies what it needs (holders with their nodes) and nothing else; numbering and merging happen behind it.
 #include <algorithm>
 
-#include "view.hpp"
+#include "window.hpp"
 
 namespace kvdir {
 
 namespace {
 
-
-
-
-constexpr u32 kNone = ~u32{0};
 constexpr u64 kReadAhead = 32;         // further than kAhead: small pages, so more misses of the TLB
 constexpr u64 kStride = 64;            // of a prefix lookup, as in lookup.cpp
-constexpr u64 kMostProbes = 4096;      // of four slots, for one key; clusters of a sound table are far shorter
 constexpr u64 kMostMembers = 1 << 22;  // holders that one call copies
 constexpr u32 kRetryPauses = 16;
 constexpr u32 kOpenPauses = 8;
-constexpr int kMostAliases = 2;  // links of a chain, see sets.hpp
-
-// A small map from number to number that never shrinks.
-class Numbers {
-public:
-    // The place of the value, and whether it is new (then kNone stands there).
-    u32& operator[](u64 key) {
-        if (used_ * 2 >= cells_.size()) grow();
-        Cell& cell = find(key);
-        used_ += !cell.used;
-        if (!cell.used) cell = {key, kNone, true};
-        return cell.value;
-    }
-    void clear() {
-        if (used_) std::fill(cells_.begin(), cells_.end(), Cell{});
-        used_ = 0;
-    }
-
-private:
-    struct Cell {
-        u64 key = 0;
-        u32 value = kNone;
-        bool used = false;
-    };
-    Cell& find(u64 key) {
-        u64 at = scramble(key + kGolden) & (cells_.size() - 1);
-        while (cells_[at].used && cells_[at].key != key) at = (at + 1) & (cells_.size() - 1);
-        return cells_[at];
-    }
-    void grow() {
-        std::vector<Cell> old(cells_.empty() ? 32 : cells_.size() * 2);
-        old.swap(cells_);
-        for (const Cell& cell : old) {
-            if (cell.used) find(cell.key) = cell;
-        }
-    }
-    std::vector<Cell> cells_;
-    u64 used_ = 0;
-};
-
-// Reads of one window. `sound` turns false when what was read cannot be true; the window then counts as torn.
-class Window {
-public:
-    // `members`: how many holders may still be read.
-    Window(const RegionView& view, const Shape& shape, u64& members)
-        : members_(members),
-          shape_(shape),
-          slots_(view.at<Slot>(Segment::slots)),
-          records_(view.at<SetRecord>(Segment::records)),
-          words_(view.at<u32>(Segment::words)),
-          places_(view.at<u64>(Segment::places)),
-          nodes_(view.at<NodeEntry>(Segment::nodes)) {}
-
-    bool sound() const { return sound_; }
-
-    u64 home(u64 key) const {
-        u64 capacity = key <= shape_.old_last_key ? shape_.old_capacity : shape_.capacity;
-        return static_cast<u64>((u128{key} * capacity) >> 64);
-    }
-    [[gnu::always_inline]] void prefetch(u64 key) const {
-        const Slot* slot = slots_ + home(key);
-        __builtin_prefetch(slot);
-        __builtin_prefetch(slot + 4);
-    }
-
-    // The set that the block's slot names, aliases followed; 0 when nobody has it.
-    u32 set_of(u64 key) {
-        u32 named = find(key);
-        if (named != named_) {
-            named_ = named;
-            canonical_ = resolve(named);
-        }
-        return canonical_;
-    }
-
-    // Calls every(number) for each holder of a canonical set, and visible(node id, tier) for those that answers may name.
-    template <class Every, class Visible>
-    void holders(u32 canonical, Every every, Visible visible) {
-        const SetRecord* record = records_ + canonical;
-        u64 start = u64{peek(&record->chunk)} * 4, count = peek(&record->count);
-        if (start > shape_.words || count > shape_.words - start || count > members_) {
-            sound_ = false;
-            members_ -= std::min(members_, count);
-            return;
-        }
-        members_ -= count;
-        for (u64 i = 0; i < count; ++i) {
-            u32 number = peek(words_ + start + i);
-            every(number);
-            u64 place = number < shape_.places ? peek(places_ + number) : 0;
-            if ((place & kPlaceVisible) == 0) continue;
-            u64 slot = place >> 32;
-            if (slot >= shape_.nodes) continue;
-            if (!peek(&nodes_[slot].known)) continue;
-            visible(node_id(static_cast<u32>(slot), peek(&nodes_[slot].life)), static_cast<u32>(place & 0xFF));
-        }
-    }
-
-private:
-    u32 find(u64 key) {
-        u64 at = home(key);
-        for (u64 probes = 0; probes < kMostProbes && at + 4 <= shape_.total; ++probes) {
-            const Slot* slot = slots_ + at;
-            auto smaller = [&](int i) -> u64 { return peek(&slot[i].key) - 1 < key - 1; };  // as Table::seek
-            u64 passed = smaller(0) + smaller(1) + smaller(2) + smaller(3);
-            at += passed;
-            if (passed < 4) return peek(&slots_[at].key) == key ? peek(&slots_[at].set) : 0;
-        }
-        sound_ = false;
-        return 0;
-    }
-
-    u32 resolve(u32 id) {
-        for (int link = 0; id && link <= kMostAliases; ++link) {
-            if (id >= shape_.records) break;
-            u32 next = peek(&records_[id].alias_of);
-            if (next == 0) return peek(&records_[id].count) ? id : 0;
-            id = next;
-        }
-        sound_ = sound_ && id == 0;
-        return 0;
-    }
-
-    u64& members_;
-    const Shape shape_;
-    const Slot* slots_;
-    const SetRecord* records_;
-    const u32* words_;
-    const u64* places_;
-    const NodeEntry* nodes_;
-    u32 named_ = 0, canonical_ = 0;
-    bool sound_ = true;
-};
 
 struct Member {
     u32 node;  // node_id
@@ -222,8 +84,10 @@ bool Call::window(Read read) {
     for (;;) {
         u64 sequence = view_.sequence();
         if (sequence & 1) {
-            if (!patience_.wait(kOpenPauses)) return false;
-            continue;
+            if (view_.stuck(sequence)) return false;
+            if (patience_.wait(kOpenPauses)) continue;
+            view_.found_stuck(sequence);
+            return false;
         }
         if (sequence != sequence_) {
             by_set_.clear();
@@ -235,11 +99,10 @@ bool Call::window(Read read) {
         if (view_.shape(shape)) {
             Window window(view_, shape, members_left_);
             read(window);
-            if (members_left_ == 0) return false;
             if (view_.unchanged(sequence) && window.sound()) return true;
         }
         sequence_ = 1;
-        if (!patience_.wait(kRetryPauses)) return false;
+        if (members_left_ == 0 || !patience_.wait(kRetryPauses)) return false;
     }
 }
 

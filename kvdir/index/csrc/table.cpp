@@ -127,7 +127,7 @@ void Table::place(const Slot* chunk, u64 count, u64 from, u64 above) noexcept {
 }
 
 void Table::extend() {
-    region_.commit(Segment::slots, (state_.total + 1) * sizeof(Slot));
+    region_.commit_within_section(Segment::slots, (state_.total + 1) * sizeof(Slot));
     state_.total = region_.extent(Segment::slots).committed_bytes / sizeof(Slot);
 }
 

@@ -7,6 +7,7 @@
 // others than their owner and root may write to.
 #pragma once
 
+#include <atomic>
 #include <string>
 
 #include "index.hpp"
@@ -21,7 +22,7 @@ T peek(const T* place) {
 }
 
 // How long one call may spin while the writer is at work, in pauses of about 40 ns: a section takes some 10 us, a batch some
-// sections. A writer that was stopped in the middle costs this once a call, and once only while nothing moves.
+// sections. A writer that was stopped in the middle costs this once: see RegionView::stuck.
 class Patience {
 public:
     bool wait(u32 pauses) {
@@ -31,12 +32,11 @@ public:
 #if defined(__x86_64__)
             __builtin_ia32_pause();
 #else
-            __asm__ volatile("yield" ::: "memory");
+            __asm__ volatile("isb" ::: "memory");  // `yield` takes no time
 #endif
         }
         return true;
     }
-    void end() { left_ = 0; }
 
 private:
     u32 left_ = 4096;
@@ -72,6 +72,9 @@ public:
         __atomic_thread_fence(__ATOMIC_ACQUIRE);  // what was read before stays before
         return peek(&header()->region.sequence) == sequence;
     }
+    // A section in which a reader has run out of patience before; nobody waits for it again.
+    bool stuck(u64 sequence) const { return stuck_.load(std::memory_order_relaxed) == sequence; }
+    void found_stuck(u64 sequence) const { stuck_.store(sequence, std::memory_order_relaxed); }
     bool shape(Shape& out) const;  // false: it cannot be true, so it is torn or damaged
 
     // Copies a sheet of a segment; `offset` from its start, at most `room` bytes of data. Returns its version; 0 when there is
@@ -93,6 +96,7 @@ private:
     u64 mapped_bytes_ = 0;
     Extent extents_[kSegments];  // offsets and reservations never change; committed bytes are read anew
     u64 seed_ = 0, generation_ = 0, writer_pid_ = 0;
+    mutable std::atomic<u64> stuck_{0};  // sequences of sections are odd
 };
 
 // What a lookup in a region answers. Sets hold node_index << 8 | tier, ascending, of visible holders of visible nodes.
