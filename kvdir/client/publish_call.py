@@ -39,8 +39,8 @@ from kvdir.rpc.lookup_codec import check_version
 from kvdir.v1 import events_pb2
 
 _GOODBYE_S = 1.0
-_SHARED_SILENCE_HEARTBEATS = 2.5
-"""A coordinator that others stand by for is given up sooner: going on at another one costs a replay of a second."""
+_SHARED_SILENCE_HEARTBEATS, _SHARED_SILENCE_S = 2.5, 1.0
+"""A coordinator that others stand by for is given up sooner, but not below a second: going on elsewhere costs a replay."""
 _FLUSHED_BATCHES = 8
 _STATES = frozenset(int(state) for state in StreamState)
 
@@ -190,9 +190,10 @@ class PublishCall:
         self._counters.coordinator, self._counters.store_id = welcome.coordinator, welcome.store_id
         self._heartbeat_s = (welcome.heartbeat_interval_ms or 1000) / 1000
         if self._on_welcome(welcome.store_id):
-            self._silence_s = min(self._silence_s, _SHARED_SILENCE_HEARTBEATS * self._heartbeat_s)
+            self._silence_s = min(self._silence_s, max(_SHARED_SILENCE_S, _SHARED_SILENCE_HEARTBEATS * self._heartbeat_s))
         else:
             self._silence_s = max(self._silence_s, 3 * self._heartbeat_s)  # it answers heartbeats, so it may be silent as long
+        self._hear()
         if not self._sender.opened(resume_seq=welcome.resume_seq, hello_seq=hello_seq, credit=welcome.credit_events or 1024):
             self._say_unavailable()
         return True
@@ -203,9 +204,12 @@ class PublishCall:
         response = await self._call.read()
         if response is grpc.aio.EOF:
             return None
-        self._patience.reschedule(asyncio.get_running_loop().time() + self._silence_s)
+        self._hear()
         answer: events_pb2.PublishResponse = response
         return answer
+
+    def _hear(self) -> None:
+        self._patience.reschedule(asyncio.get_running_loop().time() + self._silence_s)
 
     async def _listen(self) -> None:
         try:

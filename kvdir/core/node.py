@@ -102,6 +102,10 @@ class Stream:
     _trust_at_s: float = 0.0
 
     @property
+    def state(self) -> StreamState:
+        return self.cursor.state
+
+    @property
     def fenced(self) -> bool:
         return self.cursor.state is StreamState.FENCED
 

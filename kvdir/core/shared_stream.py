@@ -1,12 +1,12 @@
 """One stream whose blocks lie in a store that coordinators share: what to write, and what counts as taken. Pure.
 
     wire --batches--> plan() --steps--> [the store] --changed--> commit() --cursor--> Ack
-                                            | a write failed: nothing is committed, the call ends, the owner goes back
+                                            | a write failed: again; for too long: the call ends, the owner goes back
 
 Rules:
 - the cursor counts in only what the store has taken, so an acknowledgement never runs ahead of it and the owner's ring holds
   whatever the store has not;
-- steps are done in order, one group at a time; a group that failed is not repaired here: the owner sends it again;
+- steps are done in order, one group at a time, each until the store has taken it; while it does not, the stream is untrusted;
 - the position that others may resume at trails by TRAIL_S, because a fail-over of the store may lose its last writes: whoever
   resumes has those sent again;
 - our counts are held against the owner's; before they are believed to differ, the store itself is asked (`counted`), because
@@ -17,7 +17,7 @@ Does not: keep sketches (repair is replay, then snapshot), read a clock, or talk
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvdir.core.event import Batch, Event, EventKind, Heartbeat, HeartbeatFigures, OwnerCount, SnapshotChunk
@@ -73,7 +73,11 @@ class Held:
 
 @dataclass(slots=True, eq=False)
 class SharedStream:
-    """See the module docstring. rejected: shared by all streams, by reason. doomed: numbers to be dropped in the store."""
+    """See the module docstring. rejected: shared by all streams, by reason. doomed: numbers to be dropped in the store.
+
+    stalled: why the store does not take what has arrived; empty when it does. _marks: since when everything up to a number has
+    been in the store.
+    """
 
     node: str
     epoch: int
@@ -94,6 +98,7 @@ class SharedStream:
     dropped_events: int = 0
     unconfirmed_blocks: int = 0
     applied: int = 0
+    stalled: str = ""
     recent: RecentStores = field(default_factory=RecentStores)
     _snapshots: int = 0
     _recounted_s: float = float("-inf")
@@ -299,13 +304,24 @@ class SharedStream:
         self.recent.forget(self.cursor.top_seq)  # what was stored before is not known one by one
         return resume_seq
 
+    @property
+    def state(self) -> StreamState:
+        """The cursor's, but nobody is synced while the store does not take what has arrived."""
+        state = self.cursor.state
+        return StreamState.GAP if self.stalled and state is StreamState.SYNCED else state
+
+    @property
+    def reason(self) -> str:
+        """Why the state is not `synced`, in words."""
+        return "; ".join(filter(None, (self.stalled and f"the store is away: {self.stalled}", self.cursor.reason)))
+
     def trust(self, now_s: float) -> NodeTrust:
         cursor = self.cursor
         return NodeTrust(
             self.node,
             self.epoch,
-            cursor.state,
-            cursor.reason,
+            self.state,
+            self.reason,
             max(0.0, now_s - cursor.last_heard_s),
             cursor.missing_events,
             self.peer_address,
@@ -321,7 +337,7 @@ class SharedStream:
     def view(self, now_s: float) -> NodeView:
         """As operators see it, and as the store keeps it for the other coordinators."""
         cursor = self.cursor
-        trusted = cursor.state is StreamState.SYNCED
+        trusted = self.state is StreamState.SYNCED
         return NodeView(
             trust=self.trust(now_s),
             last_seq=cursor.applied_seq,
@@ -352,9 +368,27 @@ class SharedStream:
 
     def _figure(self, value: int) -> Cumulative:
         cursor = self.cursor
-        if cursor.state is StreamState.SYNCED:
+        if self.state is StreamState.SYNCED:
             return Cumulative(value, True, cursor.last_heard_s)
-        return Cumulative(value, False, cursor.last_event_s, cursor.untrusted_since_s, cursor.reason)
+        return Cumulative(value, False, cursor.last_event_s, cursor.untrusted_since_s, self.reason)
+
+
+def rounds(writes: Iterable[tuple[Write, Held]], *, max_blocks: int) -> Iterator[list[tuple[Write, Held]]]:
+    """The writes in order, cut into rounds of at most max_blocks blocks: what one call of the store has time for."""
+    out: list[tuple[Write, Held]] = []
+    room = max_blocks
+    for write, held in writes:
+        at = 0
+        while at < len(write.packed):
+            piece = write.packed[at : at + room * write.width]
+            out.append((Write(write.stored, write.key, piece, write.width), held))
+            at += len(piece)
+            room -= len(piece) // write.width
+            if room == 0:
+                yield out
+                out, room = [], max_blocks
+    if out:
+        yield out
 
 
 def _join(steps: list[Step], step: Step) -> None:

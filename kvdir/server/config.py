@@ -149,11 +149,12 @@ class CoordinatorConfig:
         """Never with the URL in it: that may hold a password."""
         if self.store == MEMORY:
             return []
-        scheme, out = self.store.partition("://")[0], []
+        scheme = self.store.partition("://")[0]
+        out: list[str] = []
         try:
             StoreUrl.parse(self.store)
         except ConfigError as error:
-            out += [f"store: {fault}" for fault in error.faults]
+            out += error.faults
         out += [f"{field}: must be above 0" for field in ("store_timeout_s", "store_lookup_s") if getattr(self, field) <= 0]
         if self.store_timeout_s > self.heartbeat_interval_ms / 500:
             out.append("store_timeout_s: must be at most two heartbeats, or agents give this coordinator up while it waits")

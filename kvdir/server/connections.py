@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any, Generic, Protocol, TypeVar
 
 from kvdir.core.stream import StreamCursor
+from kvdir.location import StreamState
 from kvdir.v1 import events_pb2
 
 _SAYINGS = 64
@@ -26,6 +27,8 @@ class Spoken(Protocol):
     def epoch(self) -> int: ...
     @property
     def cursor(self) -> StreamCursor: ...
+    @property
+    def state(self) -> StreamState: ...
 
 
 StreamT = TypeVar("StreamT", bound=Spoken)
@@ -77,7 +80,7 @@ class Connection(Generic[StreamT]):
         cursor = self.stream.cursor
         self._acked_seq = cursor.top_seq
         return events_pb2.PublishResponse(
-            ack=events_pb2.Ack(seq=cursor.top_seq, state=int(cursor.state))  # type: ignore[arg-type]
+            ack=events_pb2.Ack(seq=cursor.top_seq, state=int(self.stream.state))  # type: ignore[arg-type]
         )
 
 

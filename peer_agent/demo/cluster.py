@@ -22,6 +22,7 @@ from kvdir.config import show_bytes
 from kvdir.errors import NoSpace
 from kvdir.namespace import Namespace
 from peer_agent.demo.processes import Child
+from peer_agent.demo.store import MEMORY
 from peer_agent.memory.layout import SUPERBLOCK_BYTES, stride_bytes
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -36,7 +37,8 @@ SPARE_BYTES = 64 * 2**20  # left free for everybody else on the machine
 class ClusterPlan:
     """loss: share of event batches the agents drop on purpose. transports: data planes, best first.
 
-    coordinators: how many; agents publish to each of them, and ask any. replica: agents ask replicas of their own first.
+    coordinators: how many; agents publish to each of them, or to one if they share a store (store.py), and ask any. replica:
+    agents ask replicas of their own first.
     """
 
     namespace: Namespace
@@ -45,6 +47,7 @@ class ClusterPlan:
     loss: float = 0.0
     transports: tuple[str, ...] = ("shm", "tcp")
     coordinators: int = 1
+    store: str = MEMORY
     replica: bool = False
 
     @property
@@ -83,6 +86,8 @@ class DemoCluster:
         fields = json.loads(self.plan.namespace.canonical())
         del fields["version"]
         self._namespace_file.write_text(json.dumps(fields, indent=2))
+        self._store_file.touch(0o600)  # a URL may hold a password, which is in no command line then
+        self._store_file.write_text(f"store = {json.dumps(self.plan.store)}\n")
         self.coordinators = await _all(self._start_coordinator(number) for number in range(self.plan.coordinators))
         self.coordinator_addresses = [str(child.ready["grpc"]) for child in self.coordinators]
         self.agents = await _all(self._start_agent(node) for node in range(self.plan.nodes))
@@ -111,6 +116,10 @@ class DemoCluster:
         await asyncio.gather(*(child.end(grace_s=GRACE_S) for child in self.coordinators))
 
     @property
+    def _store_file(self) -> Path:
+        return self._work / "coordinator.toml"
+
+    @property
     def _namespace_file(self) -> Path:
         return self._work / "namespace.json"
 
@@ -121,6 +130,8 @@ class DemoCluster:
 
     async def _start_coordinator(self, number: int, *, listen: str = "127.0.0.1:0") -> Child:
         arguments = ["-m", "kvdir", "serve", "--listen", listen, "--http-listen", "127.0.0.1:0", "--output", "json"]
+        if self.plan.store != MEMORY:
+            arguments += ["--config", str(self._store_file), "--name", f"coordinator-{number}"]
         return await self._start("coordinator" if self.plan.coordinators == 1 else f"coordinator-{number}", arguments)
 
     async def _start_agent(self, node: int) -> Child:

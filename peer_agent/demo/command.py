@@ -51,6 +51,13 @@ class Size(click.ParamType[int]):
 @click.option("--kill", is_flag=True, help="SIGKILL an agent half way and start it again; the last quarter waits for it.")
 @click.option("--coordinators", type=click.IntRange(1, 9), default=1, show_default=True, help="Processes, too.")
 @click.option("--kill-coordinator", is_flag=True, help="SIGKILL the last coordinator half way and start it again, empty.")
+@click.option(
+    "--store",
+    default="memory",
+    show_default=True,
+    metavar="URL",
+    help="Where the directory lies: redis://..., as for kvdir serve, or auto for a Redis server of the demo's own.",
+)
 @click.option("--replica", is_flag=True, help="Agents keep replicas of the directory and look up in them, without a call.")
 @click.option(
     "--deadline-s",
@@ -97,6 +104,7 @@ def demo(
       kvdir demo
       kvdir demo --loss 0.2 --kill           lost events, a crashed agent: slower, never wrong
       kvdir demo --coordinators 3 --kill-coordinator   one of them crashes; at the end all agree
+      kvdir demo --store auto --coordinators 2 --kill-coordinator   coordinators that share a Redis
       kvdir demo --trace full.jsonl --requests 5000 --nodes 8 --output json
 
     Exit code 1 if a byte was wrong or a request failed.
@@ -107,6 +115,8 @@ def demo(
     from peer_agent.demo.run import DemoOptions, run_demo
 
     blocks = read_requests(trace, requests)
+    if rest["replica"] and rest["store"] != "memory":
+        raise click.UsageError("--replica: not with --store: coordinators that share a store give no feed for replicas")
     half = len(blocks) // 2
     options = DemoOptions(
         kill_at=half if kill else None,

@@ -25,7 +25,7 @@ LOG_TAIL_LINES = 12
 OWN_PREFIXES = ("KVDIR_", "PEER_AGENT_")
 
 # Runs before the program, in its process: asks for SIGTERM when the parent ends, then becomes the program.
-_GUARD = """
+GUARD = """
 import ctypes, os, sys
 parent = int(sys.argv[1])
 ctypes.CDLL(None).prctl(1, 15)
@@ -52,7 +52,7 @@ class Child:
 
         prefix: a command that runs the one behind it in its own place, say in another network namespace.
         """
-        guarded = ["-I", "-S", "-c", _GUARD, str(os.getpid()), sys.executable, *arguments]
+        guarded = ["-I", "-S", "-c", GUARD, str(os.getpid()), sys.executable, *arguments]
         with log.open("ab") as stderr:
             process = await asyncio.create_subprocess_exec(
                 *prefix,

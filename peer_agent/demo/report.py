@@ -68,7 +68,7 @@ class Run:
     """Conditions of the run and its figures that are not counted in the requests.
 
     agent_down_s: from the kill until engines could use the agent again; None when none was killed. coordinator_down_s: from the
-    kill until it was ready again, empty.
+    kill until it was ready again, empty. store: that the coordinators share, without its password; empty: none.
     """
 
     nodes: int
@@ -80,6 +80,7 @@ class Run:
     seconds: float
     hit_ratio_without_peers: float
     coordinators: int = 1
+    store: str = ""
     coordinator_killed: bool = False
     coordinator_down_s: float | None = None
 
@@ -130,6 +131,7 @@ def document(run: Run, tally: Tally, settled: Settled, lives: Sequence[Life]) ->
         "killed": run.killed,
         "agent_down_s": run.agent_down_s,
         "coordinators": run.coordinators,
+        "store": run.store,
         "coordinators_agree": settled.agreement is Verdict.EQUAL,
         "coordinators_verdict": settled.agreement.value,
         "coordinator_killed": run.coordinator_killed,
@@ -165,9 +167,12 @@ def view(figures: dict[str, Any]) -> object:
     rest.append(("leaks", _leaks(figures)))
     if figures["agent_down_s"] is not None:
         rest.insert(4, ("killed agent was back", f"after {figures['agent_down_s']:.1f} s"))
+    emptied = "" if figures["store"] else ", empty"
     if figures["coordinator_down_s"] is not None:
-        rest.insert(4, ("killed coordinator was back", f"after {figures['coordinator_down_s']:.1f} s, empty"))
-    if figures["coordinators"] > 1:
+        rest.insert(4, ("killed coordinator was back", f"after {figures['coordinator_down_s']:.1f} s{emptied}"))
+    if figures["store"]:
+        rest.append(("coordinators", f"{figures['coordinators']}, with one directory in {figures['store']}"))
+    elif figures["coordinators"] > 1:
         rest.append(("coordinators", f"{figures['coordinators']}, at the end {figures['coordinators_verdict']}"))
     return stack(head, table(["", "blocks #", "share #"], counts), facts(rest), _streams(figures))
 

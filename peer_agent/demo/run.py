@@ -14,6 +14,7 @@ from typing import Any
 import uvloop
 
 from kvdir.cli.output import CommandFailed
+from kvdir.store.url import StoreUrl
 from kvdir.testing.routing import Policy, Router
 from kvdir.testing.simulate import trace_namespace
 from kvdir.testing.trace import Request
@@ -25,6 +26,7 @@ from peer_agent.demo.content import Content
 from peer_agent.demo.leaks import Watch
 from peer_agent.demo.outage import CoordinatorOutage, Outage, merged
 from peer_agent.demo.settle import settle
+from peer_agent.demo.store import MEMORY, demo_store
 from peer_agent.demo.workload import Tally, Workload
 
 REQUESTS_PER_NODE = 2
@@ -35,7 +37,7 @@ SETTLE_S = 15.0
 class DemoOptions:
     """What the command line says. kill_at: number of the request before which an agent is killed; None: none is.
 
-    kill_coordinator_at: the same of a coordinator.
+    kill_coordinator_at: the same of a coordinator. store: memory, auto or a URL (store.py).
     """
 
     nodes: int
@@ -50,6 +52,7 @@ class DemoOptions:
     coordinators: int = 1
     kill_coordinator_at: int | None = None
     replica: bool = False
+    store: str = MEMORY
 
 
 def run_demo(
@@ -82,6 +85,17 @@ async def demo(
     ready: Callable[[DemoCluster], None] = lambda cluster: None,
 ) -> dict[str, Any]:
     """The figures (report.document). `ready` is called once the cluster runs and before the first request."""
+    with demo_store(options.store) as store:
+        return await _demo(options, requests, store, progress, ready)
+
+
+async def _demo(
+    options: DemoOptions,
+    requests: Iterable[Request],
+    store: str,
+    progress: Callable[[], None],
+    ready: Callable[[DemoCluster], None],
+) -> dict[str, Any]:
     namespace = trace_namespace(block_bytes=options.block_bytes)
     plan = ClusterPlan(
         namespace=namespace,
@@ -91,6 +105,7 @@ async def demo(
         transports=options.transports,
         coordinators=options.coordinators,
         replica=options.replica,
+        store=store,
     )
     async with demo_cluster(plan) as cluster:
         watch = Watch(cluster)
@@ -117,6 +132,7 @@ async def demo(
         killed=options.kill_at is not None,
         agent_down_s=outage.down_s,
         coordinators=plan.coordinators,
+        store="" if plan.store == MEMORY else StoreUrl.parse(plan.store).text,
         coordinator_killed=options.kill_coordinator_at is not None,
         coordinator_down_s=other.down_s,
         seconds=seconds,

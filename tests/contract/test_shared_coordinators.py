@@ -111,12 +111,13 @@ async def test_stream_goes_on_at_another_coordinator_without_a_snapshot_when_its
         node = FakeNode(a.address, "n", standby=standby)
         other = node.also(b.address, standby)
         async with node, other:
-            await eventually(lambda: _speaks(node) != _speaks(other), what="one of them speaks, the other stands by")
-            await asyncio.sleep(0.3)
-            assert node.publisher.stats().calls + other.publisher.stats().calls <= 4  # nobody takes turns
-            await (node if _speaks(node) else other).synced()
+            pair = (node, other), (other, node)
+            await eventually(lambda: any(map(_settled, pair)), what="one of them speaks, the other stands by")
+            speaker, _ = next(filter(_settled, pair))
+            beats = speaker.publisher.stats().heartbeats
+            await eventually(lambda: speaker.publisher.stats().heartbeats > beats + 3, what="and so it stays")
+            assert node.publisher.stats().calls + other.publisher.stats().calls <= 5  # nobody takes turns
             node.store(fingerprints)
-            speaker = node if _speaks(node) else other
             await speaker.synced()
             at, left = (a, other) if speaker is node else (b, node)
             for connection in at.coordinator.connections:
@@ -127,6 +128,11 @@ async def test_stream_goes_on_at_another_coordinator_without_a_snapshot_when_its
             assert left.publisher.stats().snapshots == 0
             await eventually(lambda: not _speaks(speaker), what="one speaks")
             assert await hits(a, fingerprints) == await hits(b, fingerprints) == 100
+
+
+def _settled(pair: tuple[FakeNode, FakeNode]) -> bool:
+    speaker, other = (node.publisher.stats() for node in pair)
+    return speaker.state is StreamState.SYNCED and other.standby
 
 
 def _speaks(node: FakeNode) -> bool:

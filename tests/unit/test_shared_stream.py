@@ -10,7 +10,7 @@ from kvdir.core.event import Batch, Event, EventKind, Heartbeat, HeartbeatFigure
 from kvdir.core.feedback import Feedback, StaleReport
 from kvdir.core.namespaces import Announced, NamespaceTable
 from kvdir.core.repair import Ask, RepairPolicy
-from kvdir.core.shared_stream import RECOUNT_S, TRAIL_S, Clear, Held, SharedStream, Write
+from kvdir.core.shared_stream import RECOUNT_S, TRAIL_S, Clear, Held, SharedStream, Write, rounds
 from kvdir.core.stream import StreamCursor
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import StreamState, Tier
@@ -188,3 +188,22 @@ def test_report_is_refused_when_a_store_was_heard_since():
     assert stream.not_newer(report(seed=0, epoch=8)) == Feedback(0, "old epoch")
     resumed = _stream(last_seq=5, position=5)
     assert resumed.not_newer(report(seed=0)) == Feedback(0, "too old to tell from newer stores")
+
+
+def test_long_writes_are_cut_into_rounds_in_order():
+    held = Held(1, _known(), int(Tier.CPU))
+    writes = [Write(True, KEY, bytes(16 * 5), 16), Write(False, KEY, b"x" * 32, 16), Write(True, KEY, bytes(8), 8)]
+    cut = [
+        [(write.stored, len(write.packed) // write.width) for write, _ in part]
+        for part in rounds([(write, held) for write in writes], max_blocks=3)
+    ]
+    assert cut == [[(True, 3)], [(True, 2), (False, 1)], [(False, 1), (True, 1)]]
+
+
+def test_stream_is_not_synced_while_the_store_does_not_take_what_came():
+    stream = _stream()
+    assert stream.trust(0.0).state is StreamState.SYNCED
+    stream.stalled = "it is down"
+    trust = stream.trust(0.0)
+    assert (trust.state, trust.reason) == (StreamState.GAP, "the store is away: it is down")
+    assert not stream.view(0.0).holdings

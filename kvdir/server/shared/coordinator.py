@@ -54,7 +54,7 @@ class SharedCoordinator:
         self.sessions: dict[str, Session] = {}
         self.questions = Questions(self.link, config, self.sessions)
         self.started_s = time.monotonic()
-        self._limits = config.limits()
+        self.limits = config.limits()
         self._numbers = 0
         self._applied_before = 0
         self._reported: dict[Session, StreamState] = {}
@@ -102,6 +102,7 @@ class SharedCoordinator:
         now_s = self.now_s()
         snapshots = sum(session.stream.cursor.repairing_snapshot for session in self.sessions.values())
         for session in list(self.sessions.values()):
+            self._report(session)
             if session.idle:
                 snapshots += self._attend(session, now_s, may_snapshot=snapshots < self.config.max_snapshots)
         self._warm(now_s)
@@ -147,7 +148,7 @@ class SharedCoordinator:
     async def _begin(self, hello: Hello, taken: Taken, before: SavedNode | None) -> tuple[Session, int]:
         """Goes on where the coordinator before us stood, as far as it is known."""
         now_s = self.now_s()
-        cursor = StreamCursor(self._limits.repair, now_s=now_s, tallies=self.repairs)
+        cursor = StreamCursor(self.limits.repair, now_s=now_s, tallies=self.repairs)
         stream = SharedStream(hello.node, hello.epoch, cursor, self.rejected)
         self._numbers += 1
         connection = Connection(stream, self._numbers, ack_every=max(1, self.config.credit_events // 8))
@@ -240,14 +241,13 @@ class SharedCoordinator:
         elif ask is Ask.SNAPSHOT:
             request = RequestSnapshot(stream.node, stream.epoch, stream.snapshot_id, stream.cursor.reason)
             session.connection.say(repair_request(request))
-        self._report(session)
         if stream.doomed:
             session.nudge()
         return ask is Ask.SNAPSHOT
 
     def _report(self, session: Session) -> None:
         stream, before = session.stream, self._reported.get(session)
-        after = stream.cursor.state
+        after = stream.state
         if before is after:
             return
         self._reported[session] = after
@@ -255,7 +255,7 @@ class SharedCoordinator:
         say(
             log, logging.INFO if after is StreamState.SYNCED else logging.WARNING, "stream", node=stream.node,
             epoch=f"{stream.epoch:016x}", before=before.name if before else "new", after=after.name,
-            reason=stream.cursor.reason,
+            reason=stream.reason,
         )  # fmt: skip
 
     # -- operators -------------------------------------------------------------------------------------------------------
@@ -301,8 +301,8 @@ class SharedCoordinator:
             self.questions.warming = True
             return
         age_s = now_s - link.opened_s
-        settled = link.fleet.restated(now_s) if len(link.fleet) else age_s >= self._limits.warm_up_s
-        self.questions.warming = age_s < self._limits.warm_limit_s and not settled
+        settled = link.fleet.restated(now_s) if len(link.fleet) else age_s >= self.limits.warm_up_s
+        self.questions.warming = age_s < self.limits.warm_limit_s and not settled
 
 
 def fence_words(node: str, newer_epoch: int) -> str:

@@ -31,6 +31,8 @@ AnswerT = TypeVar("AnswerT")
 
 UPKEEP_S = 2.0
 SWEEP_BUCKETS = 256
+SWEEP_S = 0.2
+"""Of every UPKEEP_S: while blocks of dropped holders take memory, there may be no room for others."""
 AGAIN_MAX_S = 2.0
 
 
@@ -179,12 +181,17 @@ class StoreLink:
         await self.read_namespaces()
         self.health = await self.store.health(deadline_s=self._timeout_s)
         counts: Counts = await self.store.counts((), deadline_s=self._timeout_s)
-        self.lost_buckets = counts.lost_buckets
+        # Parts that nobody has written to yet are not there either.
+        self.lost_buckets = counts.lost_buckets if len(self.fleet) else 0
         if self._config.forget_enforce:
             for node, token in list(self.fleet.orphans(limit_s=self._config.forget_after_s, now_s=now_s)):
                 if await self.store.forget(node, token, deadline_s=self._timeout_s):
                     say(log, logging.WARNING, "orphan forgotten", node=node, silent_s=self._config.forget_after_s)
-        self.swept += await self.store.sweep(SWEEP_BUCKETS, deadline_s=self._timeout_s)
+        end_s = now_s + SWEEP_S
+        while freed := await self.store.sweep(SWEEP_BUCKETS, deadline_s=self._timeout_s):
+            self.swept += freed
+            if time.monotonic() >= end_s:
+                break
 
     async def _reopen(self, error: StoreLost) -> None:
         """It was emptied, or lost what we built on. Whoever has the same id still has our nodes."""

@@ -80,8 +80,9 @@ class SharedEventsService(events_pb2_grpc.EventsServicer):
             await asyncio.wait((reader, worker, writer), return_when=asyncio.FIRST_COMPLETED)
             if reader.done() and reader.exception() is None:
                 await asyncio.wait((worker, writer), return_when=asyncio.FIRST_COMPLETED)  # what was read is still taken
-            if worker.done() and worker.exception() is None and connection.ending:
-                await asyncio.wait((writer,), timeout=_LAST_WORD_S)
+            # A write under way must end by itself: a call that is aborted in the middle of one ends for nobody.
+            connection.end()
+            await asyncio.wait((writer,), timeout=_LAST_WORD_S)
         finally:
             for task in (reader, worker, writer):
                 task.cancel()

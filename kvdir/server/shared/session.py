@@ -3,9 +3,10 @@
     reader ──put──▶ [ bounded queue ] ──▶ run: plan ▶ write ▶ commit ──▶ Ack        one task: every call of a stream in order
                                              └ now and then: save (trust, position), counts
 
-Rules: several streams go side by side, one stream's calls never; neighbouring batches travel together. A write that fails ends
-the call: whoever takes the stream next, here or elsewhere, resumes at the saved position, and the owner sends the rest again
-from its ring. A full store costs blocks, not the call: removals go on, and the stream says what is missing.
+Rules: several streams go side by side, one stream's calls never; neighbouring batches travel together. A write that fails is
+done again for PATIENCE_S, during which the stream is untrusted and says why; after that, or when the store has lost what it had
+taken, the call ends: whoever takes the stream next, here or elsewhere, resumes at the saved position, and the owner sends the
+rest again from its ring. A full store costs blocks, not the call: removals go on, and the stream says what is missing.
 Does not: decide what to ask the owner for (core/shared_stream.py).
 """
 
@@ -15,26 +16,34 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 from kvdir.core.admission import Hello
 from kvdir.core.event import Batch, Heartbeat, SnapshotChunk
 from kvdir.core.fleet import SavedNode
 from kvdir.core.node import HolderKey
-from kvdir.core.shared_stream import Clear, Held, SharedStream, Step, Write
+from kvdir.core.shared_stream import Clear, Held, SharedStream, Step, Write, rounds
 from kvdir.core.snapshot import Intake
 from kvdir.location import StreamState
 from kvdir.obs.logs import say
 from kvdir.rpc.saved_codec import encode_saved
 from kvdir.server.connections import Connection
 from kvdir.server.shared.link import StoreLink
-from kvdir.store.base import Change, ChangeKind, Position, StoreFull, Writer
+from kvdir.store.base import Change, ChangeKind, Position, StoreFull, StoreUnavailable, Writer
 
 log = logging.getLogger("kvdir.events")
 
+AnswerT = TypeVar("AnswerT")
+
 QUEUED_MESSAGES = 64
-GROUP_BYTES = 2**20
+GROUP_BLOCKS = 4096
+"""Of one call to the store: some 50 ms of a server, so that others get their turn and the deadline is far."""
+PATIENCE_S = 5.0
+"""So long a store that is away is asked again before the call ends; a fail-over of Redis Cluster takes some seconds."""
+AGAIN_S = 0.05
 CHANGED_S = 0.05
 """A changed state is saved no sooner after the last save: a stream under loss changes it with every batch."""
 
@@ -175,14 +184,14 @@ class Session:
 
     def _group(self, first: Batch) -> list[Batch]:
         """The batch and its neighbours that have arrived: one round trip for all of them."""
-        group, size = [first], sum(event.size_bytes for event in first.events)
-        while size < GROUP_BYTES and not self._queue.empty():
+        group, size = [first], sum(event.blocks for event in first.events)
+        while size < GROUP_BLOCKS and not self._queue.empty():
             message = self._queue.get_nowait()
             if not isinstance(message, Batch):
                 self._held_back = message
                 break
             group.append(message)
-            size += sum(event.size_bytes for event in message.events)
+            size += sum(event.blocks for event in message.events)
         return group
 
     async def announce(self, hello: Hello) -> None:
@@ -232,21 +241,31 @@ class Session:
             await self._change([(write, held) for write, held in known if not write.stored])
 
     async def _change(self, writes: Sequence[tuple[Write, Held]]) -> None:
-        if not writes:
-            return
-        changes = [
-            Change(
-                ChangeKind.STORE if write.stored else ChangeKind.REMOVE,
-                held.number,
-                held.namespace.scope,
-                write.packed,
-                write.width,
-            )
-            for write, held in writes
-        ]
-        results = await self._link.timed("write", self._store.write(self._writer, changes, deadline_s=self._timeout_s))
-        for (write, held), blocks in zip(writes, results, strict=True):
-            self.stream.changed(write, held, blocks)
+        for part in rounds(writes, max_blocks=GROUP_BLOCKS):
+            changes = [_change(write, held) for write, held in part]
+            call = partial(self._store.write, self._writer, changes, deadline_s=self._timeout_s)
+            results = await self._until_taken("write", call)
+            for (write, held), blocks in zip(part, results, strict=True):
+                self.stream.changed(write, held, blocks)
+
+    async def _until_taken(self, method: str, call: Callable[[], Awaitable[AnswerT]]) -> AnswerT:
+        """Asks again while the store is away, within PATIENCE_S; the stream says so meanwhile."""
+        end_s = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                answer = await self._link.timed(method, call())
+            except StoreUnavailable as error:
+                if time.monotonic() >= end_s:
+                    raise
+                self.stream.stalled = str(error)
+                self.connection.heard(now=True)  # so the owner hears that it is so, and that we live
+                if method != "save" and self._saved_state is StreamState.SYNCED:
+                    with contextlib.suppress(StoreUnavailable):  # part of the store may be there, and others believe it
+                        await self._save_now()
+                await asyncio.sleep(AGAIN_S)
+            else:
+                self.stream.stalled = ""
+                return answer
 
     async def _clear(self, step: Clear) -> None:
         self.stream.cleared(step.keys)
@@ -255,7 +274,7 @@ class Session:
     async def _drop(self) -> None:
         doomed = tuple(self.stream.doomed)
         if doomed:
-            await self._store.swap(self._writer, drop=doomed, deadline_s=self._timeout_s)
+            await self._until_taken("swap", lambda: self._store.swap(self._writer, drop=doomed, deadline_s=self._timeout_s))
             self.stream.doomed = [number for number in self.stream.doomed if number not in doomed]
 
     # -- snapshots and counts --------------------------------------------------------------------------------------------
@@ -280,7 +299,8 @@ class Session:
         if verdict is Intake.COMPLETE:
             show = [held.number for held in stream.fresh.values()]
             drop = [held.number for held in stream.holders.values()]
-            await self._store.swap(self._writer, show=show, drop=drop, deadline_s=self._timeout_s)
+            call = partial(self._store.swap, self._writer, show=show, drop=drop, deadline_s=self._timeout_s)
+            await self._until_taken("swap", call)
             blocks = stream.swapped(now_s=time.monotonic())
             self.snapshots_applied += 1
             self._restated.set()
@@ -288,15 +308,15 @@ class Session:
 
     async def _count(self) -> None:
         """Whether the store still has what it took; what it says in sum is then held against the owner's word."""
-        await self._store.write(self._writer, (), deadline_s=self._timeout_s)
+        await self._until_taken("write", partial(self._store.write, self._writer, (), deadline_s=self._timeout_s))
         numbers = [held.number for held in self.stream.holders.values()]
-        counts = await self._store.counts(numbers, deadline_s=self._timeout_s)
+        counts = await self._until_taken("counts", partial(self._store.counts, numbers, deadline_s=self._timeout_s))
         self.stream.counted(counts.blocks, now_s=time.monotonic())
 
     # -- what others see -------------------------------------------------------------------------------------------------
 
     def _due_s(self) -> float:
-        changed = self.stream.cursor.state is not self._saved_state
+        changed = self.stream.state is not self._saved_state
         return self._saved_s + (CHANGED_S if changed else self._save_every_s)
 
     def _save_due(self) -> bool:
@@ -304,8 +324,11 @@ class Session:
 
     async def _save(self) -> None:
         """For the other coordinators: how far this stream can be trusted, and where to resume it."""
+        await self._until_taken("save", self._save_now)
+
+    async def _save_now(self) -> None:
         stream, now_s = self.stream, time.monotonic()
-        state, seq = stream.cursor.state, stream.position(now_s=now_s)
+        state, seq = stream.state, stream.position(now_s=now_s)
         self._beat += 1
         saved = SavedNode(
             view=stream.view(now_s),
@@ -317,8 +340,7 @@ class Session:
         )
         position = None if seq is None else Position(stream.epoch, seq)
         record = encode_saved(saved, now_s=now_s)
-        call = self._store.save(self._writer, position=position, record=record, deadline_s=self._timeout_s)
-        await self._link.timed("save", call)
+        await self._store.save(self._writer, position=position, record=record, deadline_s=self._timeout_s)
         self._saved_s, self._saved_state = now_s, state
 
     async def _leave(self) -> None:
@@ -329,3 +351,8 @@ class Session:
         stream.cleared(tuple(stream.holders))
         await self._drop()
         await self._save()
+
+
+def _change(write: Write, held: Held) -> Change:
+    kind = ChangeKind.STORE if write.stored else ChangeKind.REMOVE
+    return Change(kind, held.number, held.namespace.scope, write.packed, write.width)
