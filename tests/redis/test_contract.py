@@ -10,15 +10,23 @@ import uvloop
 
 from kvdir.store import BlockStore, make_store
 from kvdir.testing.check_directory_store import CHECKS, D, Open
-from kvdir.testing.redis_servers import redis_cluster, redis_sentinel, redis_server, valkey_program
+from kvdir.testing.redis_servers import NotInstalled, Server, redis_cluster, redis_sentinel, redis_server, valkey_program
 
 pytestmark = pytest.mark.redis
+
+
+def valkey() -> AbstractContextManager[Server]:
+    try:
+        return redis_server(program=valkey_program())
+    except NotInstalled as error:
+        pytest.skip(str(error))
+
 
 KINDS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "single": redis_server,
     "cluster": redis_cluster,
     "sentinel": redis_sentinel,
-    "valkey": lambda: redis_server(program=valkey_program()),
+    "valkey": valkey,
 }
 _prefixes = itertools.count()
 

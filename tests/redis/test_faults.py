@@ -15,7 +15,7 @@ from kvdir.store.layout import meta_tag, shard_tags
 from kvdir.store.redis import RedisBlockStore
 from kvdir.testing.check_directory_store import D, held, holder_of, remove, store, taken
 from kvdir.testing.index_fixture import fingerprints
-from kvdir.testing.redis_servers import Server, free_ports, redis_server, valkey_program
+from kvdir.testing.redis_servers import NotInstalled, Server, free_ports, redis_server, valkey_program
 from peer_agent.testing.certificates import shared_certificates
 
 pytestmark = pytest.mark.redis
@@ -25,7 +25,11 @@ Opening = Callable[[str], Awaitable[BlockStore]]
 
 @pytest.fixture(scope="module", params=["redis", "valkey"])
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    with redis_server(program=valkey_program() if request.param == "valkey" else "") as running:
+    try:
+        program = valkey_program() if request.param == "valkey" else ""
+    except NotInstalled as error:
+        pytest.skip(str(error))
+    with redis_server(program=program) as running:
         yield running
 
 
