@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import random
 import struct
+import urllib.request
 from collections import OrderedDict
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from kvdir.cli.main import main
 from kvdir.config import show_bytes
 from kvdir.errors import ConfigError
 from kvdir.index import LEAST_MAX_BYTES, Index, create_region
 from kvdir.server.app import build_coordinator
 from kvdir.server.config import CoordinatorConfig
 from kvdir.testing.fake_node import EXAMPLE_NAMESPACE, FakeNode, some_fingerprints
-from kvdir.testing.served import FAST_CONFIG, serving
+from kvdir.testing.served import FAST_CONFIG, Served, serving
 from kvdir.testing.wait import eventually
+from kvdir.testing.watching import replicating
 
 SECOND_BLOCKS = 2_000
 
@@ -99,6 +105,54 @@ async def test_coordinator_keeps_to_its_bound_and_says_so_when_a_node_holds_more
         await eventually(lambda: directory.reconciler.proofs > proofs + 2)
         assert stream.cursor.sketches + stream.cursor.snapshots == repairs, "nobody loops"
         assert directory.reconciler.contradictions == 0
+
+
+async def test_replica_follows_evictions_when_the_coordinators_index_is_full(tmp_path: Path) -> None:
+    config = dataclasses.replace(FAST_CONFIG, max_index_bytes=LEAST_MAX_BYTES)
+    blocks = some_fingerprints(6_000, width=16)
+    asked = blocks.slice(2_000, 4_000)
+    async with (
+        serving(config) as served,
+        FakeNode(served.address, "n1") as node,
+        replicating(served.address, tmp_path / "region") as (_, reader),
+    ):
+        node.store(blocks.slice(0, 1000))
+        await node.synced()
+        await eventually(lambda: reader.lookup(EXAMPLE_NAMESPACE.digest, blocks.slice(0, 1000)).hits == 1000)
+        for at in range(1000, len(blocks), 500):
+            node.store(blocks.slice(at, 500))
+        await node.synced()
+        directory = served.coordinator.directory
+
+        def equal() -> bool:
+            theirs = directory.lookup(EXAMPLE_NAMESPACE.digest, asked, now_s=served.coordinator.now_s())
+            ours = reader.lookup(EXAMPLE_NAMESPACE.digest, asked)
+            return (ours.runs, ours.hits, ours.incomplete) == (theirs.runs, theirs.hits, True)
+
+        await eventually(equal)
+        assert 0 < reader.lookup(EXAMPLE_NAMESPACE.digest, asked).hits < 3_500
+
+
+def metrics_of(served: Served) -> str:
+    with urllib.request.urlopen(f"http://{served.http}/metrics", timeout=5) as response:
+        return str(response.read(), "utf-8")
+
+
+async def test_status_says_what_was_evicted_when_there_is_a_bound() -> None:
+    config = dataclasses.replace(FAST_CONFIG, max_index_bytes=LEAST_MAX_BYTES)
+    async with serving(config) as served, FakeNode(served.address, "n1") as node:
+        node.store(some_fingerprints(6_000))
+        await node.synced()
+        arguments = ["status", "--coordinator", served.address]
+        outcome = await asyncio.to_thread(CliRunner().invoke, main, arguments)
+        assert outcome.exit_code == 0, outcome.output
+        assert f"of at most {show_bytes(LEAST_MAX_BYTES)}" in outcome.output
+        assert "evicted, unknown since" in outcome.output
+        text = await asyncio.to_thread(metrics_of, served)
+        assert f"kvdir_index_max_bytes {float(LEAST_MAX_BYTES)}" in text
+        assert "kvdir_partial_holders 1.0" in text
+        evicted = served.coordinator.directory.room.evicted_blocks
+        assert f"kvdir_index_evicted_blocks_total {float(evicted)}" in text
 
 
 async def test_checkpoint_larger_than_the_bound_is_restored_as_far_as_it_fits(tmp_path: object) -> None:
