@@ -6,11 +6,12 @@
 Rules: the caller's own mistakes raise (widths, too many fingerprints), everything else is an answer; a lookup ends by its
 deadline; coordinators that do not answer cost one lookup its deadline per pause, not every one. Thread-safe. After a fork the
 child goes on with the region, and makes connections of its own as far as gRPC can in a forked process: at worst such a call
-ends by its deadline. No asyncio; gRPC is imported with the first lookup that needs it.
+ends by its deadline. No asyncio; gRPC is imported only where there are coordinators to ask, and not during a lookup.
 """
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
 import threading
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Self
 
 from kvdir.client.replica_reader import DEAD_AFTER_S, ReplicaReader, ReplicaStatus, nobody
 from kvdir.core.answer import Lookup, LookupMode
-from kvdir.errors import InvalidInput, KvdirError, TooLarge
+from kvdir.errors import InvalidInput, KvdirError, TooLarge, Unavailable
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import MinTrust
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 DEADLINE_S = 0.2
 PAUSE_S = 0.5
 PAUSE_MAX_S = 5.0
+FAIR_S = 0.02
+"""Who waited for less says nothing about the coordinators."""
 
 
 class Attached:
@@ -39,7 +42,7 @@ class Attached:
 
     def __init__(self, replica: ReplicaReader, *, coordinators: str = "", deadline_s: float = DEADLINE_S) -> None:
         self._replica = replica
-        self._coordinators = coordinators
+        self._coordinators = ""
         self._deadline_s = deadline_s
         self._client: Client | None = None
         self._inherited: Client | None = None
@@ -49,6 +52,7 @@ class Attached:
         self._skip_until_s = 0.0
         self._failure = ""
         self._closed = False
+        self._ask_beside(coordinators)
 
     def __enter__(self) -> Self:
         return self
@@ -64,9 +68,7 @@ class Attached:
     def use(self, path: str, *, coordinators: str = "") -> None:
         """What an agent says: where its region is ("": it keeps none), and whom to ask beside it."""
         self._replica.move(path)
-        if coordinators != self._coordinators:
-            self._coordinators = coordinators
-            self._drop_client()
+        self._ask_beside(coordinators)
 
     @property
     def replica(self) -> ReplicaStatus:
@@ -93,8 +95,8 @@ class Attached:
             return answer
         if not self._coordinators:
             return replace(answer, reason=f"{answer.reason}; no coordinators were given")
-        now_s = time.monotonic()
-        if now_s < self._skip_until_s:
+        began_s = time.monotonic()
+        if began_s < self._skip_until_s:
             return replace(answer, reason=f"{answer.reason}; {self._failure}; not asked again yet")
         try:
             client = self._connected()
@@ -102,18 +104,25 @@ class Attached:
             found = client.lookup(namespace_digest, fingerprints, mode=mode, min_trust=min_trust, deadline_s=wait_s)
         except (InvalidInput, TooLarge):
             raise
-        except KvdirError as error:
-            self._failed(error)
+        except (KvdirError, ValueError) as error:  # ValueError: gRPC's word for a channel closed meanwhile
+            self._failed(error, waited_s=time.monotonic() - began_s)
             return replace(answer, reason=f"{answer.reason}; {error}")
         self._failures = 0
         return found
 
-    def _failed(self, error: KvdirError) -> None:
-        """What was refused at once costs nothing, so it pauses nothing."""
+    def _failed(self, error: Exception, *, waited_s: float) -> None:
+        """Pauses when they were not there, or did not answer in a time that was fair; an error that is an answer does not."""
         self._failure = str(error)
-        if error.retriable:
+        if isinstance(error, Unavailable) or waited_s >= FAIR_S:
             self._skip_until_s = time.monotonic() + min(PAUSE_S * 2**self._failures, PAUSE_MAX_S)
             self._failures = min(self._failures + 1, 16)
+
+    def _ask_beside(self, coordinators: str) -> None:
+        if coordinators == self._coordinators:
+            return
+        importlib.import_module("kvdir.client.sync")  # gRPC comes with it, for longer than a lookup may take
+        self._coordinators, self._skip_until_s, self._failures = coordinators, 0.0, 0
+        self._drop_client()
 
     def _connected(self) -> Client:
         from kvdir.client.sync import Client, process_name
@@ -125,6 +134,8 @@ class Attached:
             self._inherited, self._client, self._pid = client, None, pid
             self._connecting = threading.Lock()
         with self._connecting:
+            if self._closed:
+                raise Unavailable("this was closed")
             if self._client is None:
                 self._client = Client(
                     self._coordinators,
@@ -135,7 +146,8 @@ class Attached:
             return self._client
 
     def _drop_client(self) -> None:
-        client, self._client = self._client, None
+        with self._connecting:
+            client, self._client = self._client, None
         if client is not None and self._pid == os.getpid():
             client.close()
 

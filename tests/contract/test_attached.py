@@ -80,6 +80,15 @@ async def test_region_of_a_directory_answers_without_a_call() -> None:
     ]
 
 
+async def test_one_who_gives_no_time_does_not_keep_others_from_the_coordinators() -> None:
+    async with serving() as served, publishing(served) as call:
+        await fill(served, call)
+        with kvdir.attach("/none", coordinators=served.address) as attached:
+            hurried = await asyncio.to_thread(attached.lookup, DIGEST, BLOCKS, deadline_s=0.0)
+            assert (hurried.source, hurried.hits) == ("none", 0)
+            assert ((await ask(attached)).source, (await ask(attached)).hits) == ("coordinator", 16)
+
+
 def test_nobody_answers_and_says_why_when_nothing_is_there() -> None:
     with kvdir.attach("/dev/shm/kvdir-nobody.replica", coordinators=NOWHERE, deadline_s=0.3) as attached:
         began_s = time.monotonic()

@@ -45,7 +45,7 @@ async def cluster() -> AsyncIterator[ProcessCluster]:
 
 
 class Watcher:
-    """Looks up without a pause in a thread of its own, and keeps what it saw: (when, answer), whenever that was another one."""
+    """Looks up every 2 ms in a thread of its own, and keeps what it saw: (when it asked, answer)."""
 
     def __init__(self, directory: Attached, digest: bytes, fingerprints: Fingerprints) -> None:
         self.seen: list[tuple[float, Lookup]] = []
