@@ -281,6 +281,7 @@ def _status_view(view: StatusView) -> object:
     head = {
         "coordinator": f"{view.coordinator}, version {view.version}, up {view.uptime_s:,.0f} s",
         "state": _state_words(view),
+        "store": view.store,
         "streams": f"{view.streams_synced} of {view.streams_total} synced",
         "blocks": f"{view.blocks:,} in {show_bytes(view.index_bytes)}{_bound_words(view)}",
         "lookups": f"{view.lookups:,} for {view.lookup_blocks:,} blocks, {view.lookup_hits:,} found",
@@ -301,6 +302,8 @@ def _bound_words(view: StatusView) -> str:
 
 
 def _state_words(view: StatusView) -> str:
+    if view.store_fault:
+        return f"the store is away: {view.store_fault}"
     hints = f"; {view.restored_blocks:,} blocks are hints from a checkpoint" if view.restored_blocks else ""
     if view.warming:
         return f"warming: some node has not restated what it holds{hints}"

@@ -99,7 +99,9 @@ class StatusView:
     """The directory as a whole. Counters are since the start of the process.
 
     partial: warming ended at its limit without some live node. restored_blocks: from a checkpoint, not confirmed yet.
-    evicted_blocks: pairs of block and holder that went for max_index_bytes (0: no bound).
+    evicted_blocks: pairs of block and holder that went for max_index_bytes (0: no bound). store: "memory", or the address of
+    the one that coordinators share, without its password; then blocks counts a block once per holder, and index_bytes is the
+    servers' memory. store_fault: why that does not answer, in words.
     """
 
     version: str
@@ -122,6 +124,8 @@ class StatusView:
     restored_blocks: int = 0
     evicted_blocks: int = 0
     max_index_bytes: int = 0
+    store: str = "memory"
+    store_fault: str = ""
 
 
 @dataclass(frozen=True, slots=True)

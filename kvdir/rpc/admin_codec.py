@@ -190,6 +190,8 @@ def encode_status(view: StatusView) -> admin_pb2.StatusResponse:
         restored_blocks=view.restored_blocks,
         evicted_blocks=view.evicted_blocks,
         max_index_bytes=view.max_index_bytes,
+        store=view.store,
+        store_fault=view.store_fault,
     )
 
 
@@ -218,6 +220,8 @@ def decode_status(response: admin_pb2.StatusResponse) -> StatusView:
         restored_blocks=response.restored_blocks,
         evicted_blocks=response.evicted_blocks,
         max_index_bytes=response.max_index_bytes,
+        store=response.store or "memory",
+        store_fault=response.store_fault,
     )
 
 

@@ -86,7 +86,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusResponse(_message.Message):
-    __slots__ = ("protocol_version", "version", "coordinator", "uptime_ms", "warming", "blocks", "index_bytes", "streams_synced", "streams_total", "namespaces", "lookups", "lookup_blocks", "lookup_hits", "events_applied", "events_rejected", "stale_reports", "stale_reports_ignored", "partial", "restored_blocks", "evicted_blocks", "max_index_bytes", "watchers", "lookup_workers", "store")
+    __slots__ = ("protocol_version", "version", "coordinator", "uptime_ms", "warming", "blocks", "index_bytes", "streams_synced", "streams_total", "namespaces", "lookups", "lookup_blocks", "lookup_hits", "events_applied", "events_rejected", "stale_reports", "stale_reports_ignored", "partial", "restored_blocks", "evicted_blocks", "max_index_bytes", "watchers", "lookup_workers", "store", "store_fault")
     class EventsRejectedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -118,6 +118,7 @@ class StatusResponse(_message.Message):
     WATCHERS_FIELD_NUMBER: _ClassVar[int]
     LOOKUP_WORKERS_FIELD_NUMBER: _ClassVar[int]
     STORE_FIELD_NUMBER: _ClassVar[int]
+    STORE_FAULT_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     version: str
     coordinator: str
@@ -142,7 +143,8 @@ class StatusResponse(_message.Message):
     watchers: int
     lookup_workers: int
     store: str
-    def __init__(self, protocol_version: _Optional[int] = ..., version: _Optional[str] = ..., coordinator: _Optional[str] = ..., uptime_ms: _Optional[int] = ..., warming: bool = ..., blocks: _Optional[int] = ..., index_bytes: _Optional[int] = ..., streams_synced: _Optional[int] = ..., streams_total: _Optional[int] = ..., namespaces: _Optional[_Iterable[_Union[_common_pb2.Namespace, _Mapping]]] = ..., lookups: _Optional[int] = ..., lookup_blocks: _Optional[int] = ..., lookup_hits: _Optional[int] = ..., events_applied: _Optional[int] = ..., events_rejected: _Optional[_Mapping[str, int]] = ..., stale_reports: _Optional[int] = ..., stale_reports_ignored: _Optional[int] = ..., partial: bool = ..., restored_blocks: _Optional[int] = ..., evicted_blocks: _Optional[int] = ..., max_index_bytes: _Optional[int] = ..., watchers: _Optional[int] = ..., lookup_workers: _Optional[int] = ..., store: _Optional[str] = ...) -> None: ...
+    store_fault: str
+    def __init__(self, protocol_version: _Optional[int] = ..., version: _Optional[str] = ..., coordinator: _Optional[str] = ..., uptime_ms: _Optional[int] = ..., warming: bool = ..., blocks: _Optional[int] = ..., index_bytes: _Optional[int] = ..., streams_synced: _Optional[int] = ..., streams_total: _Optional[int] = ..., namespaces: _Optional[_Iterable[_Union[_common_pb2.Namespace, _Mapping]]] = ..., lookups: _Optional[int] = ..., lookup_blocks: _Optional[int] = ..., lookup_hits: _Optional[int] = ..., events_applied: _Optional[int] = ..., events_rejected: _Optional[_Mapping[str, int]] = ..., stale_reports: _Optional[int] = ..., stale_reports_ignored: _Optional[int] = ..., partial: bool = ..., restored_blocks: _Optional[int] = ..., evicted_blocks: _Optional[int] = ..., max_index_bytes: _Optional[int] = ..., watchers: _Optional[int] = ..., lookup_workers: _Optional[int] = ..., store: _Optional[str] = ..., store_fault: _Optional[str] = ...) -> None: ...
 
 class DumpRequest(_message.Message):
     __slots__ = ("namespace_digest", "node", "chunk_blocks")

@@ -188,6 +188,8 @@ async def test_lookups_answer_in_time_and_events_wait_when_the_store_is_away():
         await eventually(lambda: "the store is away: it is down" in node.publisher.stats().last_error, what="the agent is told")
         assert node.publisher.stats().acked_seq == acked
         assert "the store is away: it is down" in await asyncio.to_thread(get, a.http, "/readyz")
+        status = await a.client.status()
+        assert (status.store, status.store_fault, status.warming) == ("redis://the-test-gives-one", "it is down", True)
         metrics = await asyncio.to_thread(get, a.http, "/metrics")
         assert "kvdir_store_up 0.0" in metrics
         assert 'kvdir_store_rpc_calls_total{code="store-unavailable",method="nodes"}' in metrics

@@ -32,6 +32,7 @@ from kvdir.server.shared.link import StoreLink
 from kvdir.server.shared.questions import Questions
 from kvdir.server.shared.session import Session
 from kvdir.store.base import BlockStore, Fenced, StoreLost, StoreRefused, Taken
+from kvdir.store.url import StoreUrl
 
 log = logging.getLogger("kvdir.coordinator")
 
@@ -55,6 +56,7 @@ class SharedCoordinator:
         self.questions = Questions(self.link, config, self.sessions)
         self.started_s = time.monotonic()
         self.limits = config.limits()
+        self._store_words = str(StoreUrl.parse(config.store))
         self._numbers = 0
         self._applied_before = 0
         self._reported: dict[Session, StreamState] = {}
@@ -265,7 +267,7 @@ class SharedCoordinator:
         return self._applied_before + sum(session.stream.applied for session in self.sessions.values())
 
     def status(self) -> StatusView:
-        """The directory as a whole. `blocks` counts a block once per holder; index_bytes is the store's memory."""
+        """The directory as a whole."""
         now_s = self.now_s()
         live = [view for view in self.link.fleet.views(now_s) if view.trust.state is not StreamState.FENCED]
         return StatusView(
@@ -288,6 +290,8 @@ class SharedCoordinator:
             events_rejected=dict(self.rejected),
             stale_reports=self.counters.stale_reports,
             stale_reports_ignored=self.counters.stale_reports_ignored,
+            store=self._store_words,
+            store_fault=self.link.away,
         )
 
     def refresh_metrics(self) -> None:
