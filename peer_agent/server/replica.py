@@ -36,7 +36,7 @@ class NodeReplica:
 
     @classmethod
     def open(cls, config: AgentConfig, discovery: Discovery, served: Collection[bytes]) -> NodeReplica:
-        """served: digests of the namespaces that this agent serves. Raises ConfigError: the path cannot be had, and why."""
+        """served: digests of namespaces that this agent serves. Raises ConfigError: the path, or the bound, cannot be had."""
         addresses = Addresses(name=config.node_name)
         replica = Replica(
             addresses,
@@ -49,6 +49,8 @@ class NodeReplica:
             replica.open()
         except RegionError as error:
             raise ConfigError([f"replica_path: {error}"]) from error
+        except ValueError as error:
+            raise ConfigError([f"replica_max_bytes: {error}"]) from error
         return cls(replica, config.replica_file, unsubscribe=discovery.subscribe(addresses.replace))
 
     def start(self) -> None:

@@ -157,6 +157,11 @@ async def test_second_agent_is_refused_the_path_of_a_replica(pair: LocalCluster)
     assert "c" not in pair.agents
 
 
+async def test_bound_that_holds_no_index_is_refused_at_start(pair: LocalCluster) -> None:
+    with pytest.raises(ConfigError, match=r"replica_max_bytes: max_bytes must be 0 .* or at least"):
+        await pair.start_agent("c", replica_max_bytes=1)
+
+
 async def test_replica_follows_the_coordinator_that_comes_back(pair: LocalCluster) -> None:
     fingerprints = await filled(pair, 8)
     address = pair.coordinator_address
