@@ -16,7 +16,7 @@ from time import perf_counter
 import numpy as np
 import numpy.typing as npt
 
-from kvdir.index import BlockIndex, open_index
+from kvdir.index import LEAST_MAX_BYTES, BlockIndex, open_index
 from kvdir.index._native import GatherFloor
 
 __all__ = ["run_index_bench"]
@@ -44,6 +44,7 @@ def run_index_bench(entries: int, *, advance: Advance = lambda n=1.0, text=None:
         **_lookup(blocks, advance),
         **_drop(blocks, advance),
         **_churn(entries, advance),
+        **_bound(blocks),
     }
 
 
@@ -214,6 +215,27 @@ def _churn(entries: int, advance: Advance) -> dict[str, object]:
     return {
         "churn_growth_bytes": index.stats().bytes - before[0],
         "churn_rss_growth_bytes": _resident_bytes() - before[1],
+    }
+
+
+def _bound(blocks: Blocks) -> dict[str, object]:
+    """Stores into an index that is full at half of the blocks, once while it fills, and once while the oldest go."""
+    batches = _batches(blocks)
+    index = open_index(seed=1, max_bytes=max(LEAST_MAX_BYTES, 12 * len(blocks)))
+    taken_s, evicted = {True: 0.0, False: 0.0}, 0
+    stored = {True: 0, False: 0}
+    for now_s, batch in enumerate(batches * 2):
+        begin = perf_counter()
+        gone = index.make_room(len(batch) // WIDTH, holder=0)
+        index.store(batch, WIDTH, scope=SCOPE, holder=0, now_s=now_s)
+        full = gone is not None
+        taken_s[full] += perf_counter() - begin
+        stored[full] += len(batch) // WIDTH
+        evicted += len(gone.keys) // 8 if gone is not None else 0
+    return {
+        "bound_filling_blocks_per_s": stored[False] / taken_s[False],
+        "bound_evicting_blocks_per_s": stored[True] / taken_s[True],
+        "bound_evicted_blocks": evicted,
     }
 
 

@@ -129,7 +129,7 @@ class Ingest:
         """seq: of the event; None for a part of an absolute statement. False: not all of it was taken in."""
         try:
             for piece in self._room.pieces(packed, width):
-                self._room.make(len(piece) // width, holder, now_s)
+                self._room.make(len(piece) // width if width else 0, holder, now_s)
                 if holder.partial and seq is not None and not stream.folds(seq):
                     self.rejected["early-while-partial"] += 1
                     return False
@@ -139,6 +139,7 @@ class Ingest:
             return False
         except MemoryError:
             holder.blocks = self._index.holder_blocks(holder.number)
+            self._room.settle(holder, now_s)
             self._reject(stream, "no-memory", "the coordinator had no memory left for an event", now_s)
             return False
         return True

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kvdir.core.holders import Holder, HolderTable
@@ -54,14 +54,12 @@ class Room:
         self._share = 1.0
         self._piece_blocks = min(_PIECE_BLOCKS, max(1, max_bytes // _PIECE_BYTES))
 
-    def pieces(self, packed: bytes, width: int) -> Iterator[bytes]:
+    def pieces(self, packed: bytes, width: int) -> Sequence[bytes]:
         """A batch, in parts that there can be room for."""
         step = self._piece_blocks * width
         if not self.max_bytes or len(packed) <= step or step <= 0:
-            yield packed
-            return
-        for at in range(0, len(packed), step):
-            yield packed[at : at + step]
+            return (packed,)
+        return [packed[at : at + step] for at in range(0, len(packed), step)]
 
     def expect(self, blocks: int) -> None:
         """So many blocks come in the order of keys: `thinned` leaves an even part of them that fits.

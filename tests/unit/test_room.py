@@ -19,6 +19,7 @@ from kvdir.core.sketches import OwnerSketches
 from kvdir.core.snapshot import snapshot_chunks
 from kvdir.errors import UntrustedView
 from kvdir.fingerprint import Fingerprints
+from kvdir.index import Sketch, open_index
 from kvdir.index.reference import ReferenceIndex, ReferenceSketch
 from kvdir.location import StreamState, Tier
 from kvdir.testing.checked_mirror import CheckedMirror
@@ -283,3 +284,14 @@ def test_heartbeat_closes_a_hole_when_digests_are_equal_and_entries_were_evicted
     assert owner.stream.cursor.state is StreamState.SYNCED
     assert owner.figure() == 8
     sound(directory)
+
+
+@pytest.mark.parametrize("width", [0, 7, 2**40])
+@pytest.mark.parametrize("bound", [0, BOUND])
+def test_event_is_refused_as_damage_when_its_width_makes_no_sense(width: int, bound: int) -> None:
+    directory = bounded() if bound else Directory(open_index(seed=1), Sketch, Limits(), now_s=0.0)
+    owner = Owner(directory, "owner")
+    directory.batch(owner.stream, 1, [Event(1, Tier.CPU, DIGEST, bytes(64), width)], now_s=1.0)
+    assert directory.ingest.rejected["bad-fingerprints"] == 1
+    assert owner.stream.cursor.state is not StreamState.SYNCED
+    assert not list(faults(directory))
