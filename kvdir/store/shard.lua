@@ -33,16 +33,17 @@ local function open_shard(key, id)
   return {key = key, base = key:sub(1, -2) .. r[2] .. ':', k = k, size = size, blocks = tonumber(r[4]), missing = 0}
 end
 
-local function hash(tail)
-  local a, b, c, d = tail:byte(1, 4)
+local function hash(tails, i)
+  local a, b, c, d = tails:byte(i, i + 3)
   return a + b * 256 + c * 65536 + d * 16777216
 end
 
-local function bucket_of(shard, tail)
-  local h = hash(tail)
-  local n = h % shard.size
-  if n < shard.k - shard.size then n = h % (shard.size * 2) end
-  return n
+-- Name of the bucket of the block whose tail begins at i.
+local function bucket_of(shard, tails, i)
+  local h, size = hash(tails, i), shard.size
+  local n = h % size
+  if n < shard.k - size then n = h % (size * 2) end
+  return shard.base .. n
 end
 
 -- Where the holder is among packed ones, or nil.
@@ -54,19 +55,22 @@ end
 
 local function without(holders, at) return holders:sub(1, at - 1) .. holders:sub(at + 4) end
 
+-- Holders of a block or nil, and whether they are among those of the wide.
 local function get(shard, name, tail)
-  local r = redis.call('HMGET', name, '', tail)
-  if not r[1] then  -- evicted: begin again with an empty one
-    shard.missing = shard.missing + 1
-    redis.call('HSET', name, '', '')
-    return nil, false
-  end
-  if r[2] ~= 'w' then return r[2] or nil, false end
-  local holders = redis.call('HGET', shard.base .. 'w', tail)
+  local holders = redis.call('HGET', name, tail)
+  if holders ~= 'w' then return holders or nil, false end
+  holders = redis.call('HGET', shard.base .. 'w', tail)
   if not holders then shard.missing = shard.missing + 1 end
   return holders or '', true
 end
 
+-- A new block. Both fields are new only where the bucket was evicted.
+local function insert(shard, name, tail, holder)
+  if redis.call('HSET', name, '', '', tail, holder) == 2 then shard.missing = shard.missing + 1 end
+  shard.blocks = shard.blocks + 1
+end
+
+-- Other holders of a block that is there; none takes it away.
 local function put(shard, name, tail, holders, wide)
   if #holders > INLINE then
     redis.call('HSET', shard.base .. 'w', tail, holders)
@@ -90,7 +94,7 @@ local function split(shard)
   for at = 1, #all, 2 do
     local tail = all[at]
     if tail ~= '' then
-      local target = hash(tail) % size == from and stay or move
+      local target = hash(tail, 1) % size == from and stay or move
       target[#target + 1], target[#target + 2] = tail, all[at + 1]
     end
   end
@@ -155,14 +159,12 @@ end
 -- One change of one holder; counts what it changed as it goes.
 local function apply(shard, add, holder, tails, deltas)
   for i = 1, #tails, TAIL do
-    local tail = tails:sub(i, i + TAIL - 1)
-    local name = shard.base .. bucket_of(shard, tail)
+    local name, tail = bucket_of(shard, tails, i), tails:sub(i, i + TAIL - 1)
     local holders, wide = get(shard, name, tail)
     local found = holders and position(holders, holder)
     if add and not found then
-      put(shard, name, tail, (holders or '') .. holder, wide)
+      if holders then put(shard, name, tail, holders .. holder, wide) else insert(shard, name, tail, holder) end
       deltas[holder] = deltas[holder] + 1
-      if not holders then shard.blocks = shard.blocks + 1 end
     elseif not add and found then
       holders = without(holders, found)
       put(shard, name, tail, holders, wide)
@@ -201,17 +203,13 @@ end
 local function lookup(keys, args)
   local shard = open_shard(keys[1], args[1])
   if not shard then return {1, ''} end
-  local tails, numbers, ids, out, missing = args[2], {}, {}, {0, ''}, 0
+  local tails, numbers, ids, out = args[2], {}, {}, {0, ''}
   for i = 1, #tails, TAIL do
-    local tail = tails:sub(i, i + TAIL - 1)
-    local r = redis.call('HMGET', shard.base .. bucket_of(shard, tail), '', tail)
-    local holders, id = r[2], '\0\0'
-    if not r[1] then missing = missing + 1 end
-    if holders == 'w' then
-      holders = redis.call('HGET', shard.base .. 'w', tail)
-      if not holders then missing = missing + 1 end
-    end
-    if holders then
+    local name, tail = bucket_of(shard, tails, i), tails:sub(i, i + TAIL - 1)
+    local holders, id = get(shard, name, tail), '\0\0'
+    if not holders then
+      if redis.call('HEXISTS', name, '') == 0 then shard.missing = shard.missing + 1 end
+    elseif holders ~= '' then
       id = numbers[holders]
       if not id then
         local number = #out - 1
@@ -221,7 +219,7 @@ local function lookup(keys, args)
     end
     ids[#ids + 1] = id
   end
-  out[1], out[2] = missing, table.concat(ids)
+  out[1], out[2] = shard.missing, table.concat(ids)
   return out
 end
 
