@@ -9,7 +9,7 @@ Rules:
   that the caller goes on to another coordinator within that deadline.
 - A coordinator that knows no streams, or has no room for one, is asked call by call for UNARY_S; then a stream is tried again.
 - A stream on which nothing came for SILENT_S while lookups were waiting is given up together with its connection: behind one
-  address there may be several processes, and another may answer.
+  address there may be several processes, and another may answer. The next one's patience is doubled, until one answers.
 - Lookups that lose their stream are asked again over a new one, for the same reason, before another address is tried; then they
   wait for as long as they may, lest a slow coordinator be asked over and over.
 - A draining coordinator gets nothing new; what it was sent is waited for.
@@ -37,6 +37,7 @@ from kvdir.v1 import directory_pb2
 METHOD = "/kvdir.v1.Directory/LookupStream"
 UNARY_S = 30.0
 SILENT_S = 1.0
+MOST_SILENT_S = 16.0
 LEAST_WAIT_S = 0.05
 MOST_LOST = 8
 """So often a lookup is asked again at one address; what nobody answers costs the connect timeout each time."""
@@ -107,7 +108,8 @@ class LookupStreams:
         def refused() -> None:
             self._unary_until_s[address] = time.monotonic() + UNARY_S
 
-        stream = _Stream(address, self._options, connect_timeout_s=self._connect_timeout_s, on_refused=refused)
+        patience_s = SILENT_S if stream is None else stream.patience_s
+        stream = _Stream(address, self._options, self._connect_timeout_s, patience_s=patience_s, on_refused=refused)
         self._streams[address] = stream
         task = asyncio.create_task(stream.run(), name=f"lookups {address}")
         self._running.add(task)
@@ -116,12 +118,13 @@ class LookupStreams:
 
 
 class _Stream:
-    """`usable`: takes new lookups."""
+    """`usable`: takes new lookups. patience_s: how long it may be silent; afterwards, its successor."""
 
     def __init__(
-        self, address: str, options: Options, *, connect_timeout_s: float, on_refused: Callable[[], None] = lambda: None
+        self, address: str, options: Options, connect_timeout_s: float, *, patience_s: float, on_refused: Callable[[], None]
     ) -> None:
         self.usable = True
+        self.patience_s = patience_s
         self._on_refused = on_refused
         self._address = address
         self._options = options
@@ -151,7 +154,7 @@ class _Stream:
         if not patient:
             self._impatient.add(id)
             if self._watch is None:
-                self._watch = loop.call_later(SILENT_S, self._look)
+                self._watch = loop.call_later(self.patience_s, self._look)
         deadline_ms = min(int(remaining_s * 1000) + 1, MAX_DEADLINE_MS)
         self._send(directory_pb2.StreamedLookup(id=id, lookup=request, deadline_ms=deadline_ms))
         timer = loop.call_later(remaining_s, self._late, answer, remaining_s)
@@ -184,7 +187,7 @@ class _Stream:
         except asyncio.CancelledError:
             if not call_alone_cancelled():
                 raise
-            error = StreamLost(f"{self._address}: connected, but no answer for {SILENT_S:g} s")
+            error = StreamLost(f"{self._address}: connected, but no answer for too long")
         finally:
             self.usable = False
             if self._watch is not None:
@@ -213,6 +216,7 @@ class _Stream:
     async def _read(self, call: Any) -> None:
         async for message in call:
             self._quiet_since_s = time.monotonic()
+            self.patience_s = SILENT_S
             for item in message.answers:
                 answer = self._waiting.get(item.id)
                 if answer is not None and not answer.done():
@@ -264,11 +268,13 @@ class _Stream:
         self._watch = None
         if self._impatient and not self._give_up_if_silent():
             quiet_s = time.monotonic() - self._quiet_since_s
-            self._watch = asyncio.get_running_loop().call_later(max(LEAST_WAIT_S, SILENT_S - quiet_s), self._look)
+            self._watch = asyncio.get_running_loop().call_later(max(LEAST_WAIT_S, self.patience_s - quiet_s), self._look)
 
     def _give_up_if_silent(self) -> bool:
-        if self._call is None or time.monotonic() - self._quiet_since_s < SILENT_S:
+        if self._call is None or time.monotonic() - self._quiet_since_s < self.patience_s:
             return False
+        if self.usable:
+            self.patience_s = min(2 * self.patience_s, MOST_SILENT_S)
         self.usable = False
         self._call.cancel()
         return True

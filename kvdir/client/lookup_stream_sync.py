@@ -27,6 +27,7 @@ from kvdir.client.lookup_stream import (
     MAX_DEADLINE_MS,
     MESSAGE_BYTES,
     METHOD,
+    MOST_SILENT_S,
     SILENT_S,
     UNARY_S,
     Losses,
@@ -39,6 +40,8 @@ from kvdir.rpc.channel import Options, wait_ready_blocking
 from kvdir.rpc.status import from_words
 from kvdir.v1 import directory_pb2
 
+LOOK_S = 0.25
+"""So often a caller that waits looks whether the stream is silent."""
 _JOIN_S = 2.0
 
 
@@ -57,7 +60,7 @@ class Asked:
         Raises NoStream, the errors of a lookup, Unavailable, DeadlineExceeded.
         """
         try:
-            answer = self._wait(SILENT_S) if not patient else self._wait(self.end_s - time.monotonic())
+            answer = self._wait(self.end_s - time.monotonic() if patient else LOOK_S)
         except CancelledError:
             raise Unavailable(f"{self.stream.address}: given up") from None
         finally:
@@ -142,7 +145,8 @@ class LookupStreams:
                 raise Unavailable(f"{address}: the client was closed")
             stream = self._streams.get(address)
             if stream is None or not stream.usable:
-                stream = Stream(address, self._options, connect_timeout_s=self._connect_timeout_s, on_refused=refused)
+                patience_s = SILENT_S if stream is None else stream.patience_s
+                stream = Stream(address, self._options, self._connect_timeout_s, patience_s=patience_s, on_refused=refused)
                 self._streams[address] = stream
                 self._running = [item for item in self._running if item.thread.is_alive()]
                 self._running.append(stream)
@@ -151,12 +155,15 @@ class LookupStreams:
 
 
 class Stream:
-    """`usable`: takes new lookups. Its thread owns the connection and ends whatever waits."""
+    """`usable`: takes new lookups. patience_s: how long it may be silent; afterwards, its successor. Its thread owns the
+    connection and ends whatever waits.
+    """
 
     def __init__(
-        self, address: str, options: Options, *, connect_timeout_s: float, on_refused: Callable[[], None] = lambda: None
+        self, address: str, options: Options, connect_timeout_s: float, *, patience_s: float, on_refused: Callable[[], None]
     ) -> None:
         self.address = address
+        self.patience_s = patience_s
         self.usable = True
         self.thread = threading.Thread(target=self._run, name=f"lookups {address}", daemon=True)
         self._options = options
@@ -191,9 +198,13 @@ class Stream:
         self._waiting.pop(id, None)
 
     def late(self) -> None:
-        """A deadline passed. If nothing has come for long, the stream is given up."""
-        if self._call is not None and time.monotonic() - self._quiet_since_s >= SILENT_S:
-            self.end(StreamLost(f"{self.address}: connected, but no answer for {SILENT_S:g} s"))
+        """Somebody has waited for long. If nothing has come for long, the stream is given up."""
+        with self._lock:
+            silent = self._call is not None and time.monotonic() - self._quiet_since_s >= self.patience_s
+            if not silent or self._why_ended:
+                return
+            self.patience_s = min(2 * self.patience_s, MOST_SILENT_S)
+        self.end(StreamLost(f"{self.address}: connected, but no answer for too long"))
 
     def retire(self) -> None:
         """Nothing new is sent; what is waited for still comes."""
@@ -239,6 +250,7 @@ class Stream:
             self._call.cancel()
         for message in self._call:
             self._quiet_since_s = time.monotonic()
+            self.patience_s = SILENT_S
             for item in message.answers:
                 answer = self._waiting.pop(item.id, None)
                 if answer is not None:

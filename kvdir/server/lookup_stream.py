@@ -35,7 +35,7 @@ TURN_LOOKUPS = 256
 TURN_POSITIONS = 65_536
 PROCESS_KEY = "kvdir-process"
 METHOD = "StreamedLookup"
-"""Under this name single lookups are counted; the call itself is counted as LookupStream."""
+"""Under this name single lookups are counted, when they are answered; the call itself is counted as LookupStream."""
 
 OnBug = Callable[[str, str, Exception], None]
 
@@ -135,7 +135,6 @@ class _Stream:
         """Returns how many positions were looked up here and now."""
         if len(self._tasks) >= MAX_WAITING:
             await asyncio.wait(tuple(self._tasks), return_when=asyncio.FIRST_COMPLETED)
-        self._streams.observer.began(METHOD)
         limit_s = item.deadline_ms / 1000 if item.deadline_ms else self._streams.max_deadline_s
         try:
             if time.perf_counter() - arrived_s >= limit_s:
@@ -172,6 +171,7 @@ class _Stream:
 
     def _put(self, id: int, answer: directory_pb2.LookupResponse, code: str, arrived_s: float) -> None:
         self._out.answers.append(directory_pb2.StreamedAnswer(id=id, lookup=answer))
+        self._streams.observer.began(METHOD)
         self._streams.observer.ended(METHOD, code, time.perf_counter() - arrived_s)
 
     async def _flush(self) -> None:

@@ -66,6 +66,8 @@ class LookupWorkers:
         numbers = range(self._config.lookup_workers)
         started = await asyncio.gather(*(self._launch(number) for number in numbers), return_exceptions=True)
         for outcome in started:
+            if isinstance(outcome, OSError):
+                raise ConfigError([f"lookup_workers: no process can be started: {outcome}"]) from outcome
             if isinstance(outcome, BaseException):
                 raise outcome
         self.started = True

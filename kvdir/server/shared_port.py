@@ -9,6 +9,7 @@ none of our processes listens. The kernel gives connections only to sockets that
 
 from __future__ import annotations
 
+import errno
 import socket
 
 from kvdir.errors import ConfigError
@@ -25,6 +26,8 @@ class SharedPort:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
             for family, kind, protocol, _, address in dict.fromkeys(found):
                 self._hold(family, kind, protocol, (address[0], self.port, *address[2:]))
+            if not self._sockets:
+                raise OSError(errno.EADDRNOTAVAIL, "none of its addresses is this machine's")
         except OSError as error:
             self.close()
             raise ConfigError(
@@ -45,12 +48,23 @@ class SharedPort:
         self._sockets.clear()
 
     def _hold(self, family: int, kind: int, protocol: int, address: tuple[object, ...]) -> None:
-        held = socket.socket(family, kind, protocol)
+        try:
+            held = socket.socket(family, kind, protocol)
+        except OSError as error:
+            if error.errno == errno.EAFNOSUPPORT:
+                return  # a name may stand for an IPv6 address, too, where there is no IPv6
+            raise
         self._sockets.append(held)
         if family == socket.AF_INET6:
             held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of an earlier life may be in TIME_WAIT
-        held.bind(address)
+        try:
+            held.bind(address)
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise
+            self._sockets.pop().close()
+            return
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)  # nobody binds the port for himself from now on
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         self.port = held.getsockname()[1]

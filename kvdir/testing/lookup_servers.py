@@ -16,18 +16,20 @@ from kvdir.v1 import directory_pb2, directory_pb2_grpc
 
 
 class Silent(directory_pb2_grpc.DirectoryServicer):
-    """Takes lookups and does not answer, until `broken`: then calls break. `reads`: lookups taken over streams."""
+    """Takes lookups and does not answer, until `broken`: then calls break. `calls`, `reads`: streams, lookups over them."""
 
     address = ""
 
     def __init__(self) -> None:
         self.broken = asyncio.Event()
+        self.calls = 0
         self.reads = 0
 
     async def Lookup(self, request: Any, context: Any) -> Any:
         await self.broken.wait()
 
     async def LookupStream(self, request_iterator: Any, context: Any) -> None:
+        self.calls += 1
         reading = asyncio.create_task(self._count(context))
         try:
             await self.broken.wait()

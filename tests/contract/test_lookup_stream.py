@@ -262,6 +262,24 @@ async def test_stream_is_given_up_when_nothing_comes_for_long(monkeypatch: pytes
             await patient
 
 
+async def test_silent_coordinator_is_not_connected_to_over_and_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a fixed patience of 0.05 s these lookups, a new one every 10 ms, would go through a score of streams."""
+    monkeypatch.setattr("kvdir.client.lookup_stream.SILENT_S", 0.05)
+    async with silent_server() as silent, DirectoryClient(silent.address, deadline_s=30.0) as client:
+        asked: list[asyncio.Task[Any]] = []
+
+        def another() -> bool:
+            asked.append(asyncio.create_task(client.lookup(DIGEST, BLOCKS)))
+            return len(asked) >= 100
+
+        await eventually(another)
+        assert 2 <= silent.calls <= 10  # given up after 0.05, 0.1, 0.2, 0.4, 0.8 s
+        assert not any(task.done() for task in asked)
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+
+
 async def test_lookups_go_call_by_call_when_there_are_too_many_streams() -> None:
     config = replace(FAST_CONFIG, max_lookup_streams=1)
     async with serving(config) as served, holding(served), DirectoryClient(served.address) as second:
