@@ -102,7 +102,7 @@ async def test_replica_hears_what_a_load_found_stale(directory: Path) -> None:
         assert (result.hits, result.count(LoadStatus.STALE)) == (4, 4)
         pair.blocks.check(fingerprints, into, result)
         await eventually(lambda: in_replica(pair, "b", gone).hits == 0, what="the replica names nobody for them any more")
-        assert pair.agents["b"].reader.counters.stale_reported == 4
+        await eventually(lambda: pair.agents["b"].reader.counters.stale_reported == 4, what="the coordinator has confirmed it")
 
 
 async def test_engine_looks_up_in_the_replica_of_its_node(pair: LocalCluster) -> None:
