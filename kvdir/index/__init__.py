@@ -162,8 +162,9 @@ class BlockIndex(Protocol):
 class BlockReader(Protocol):
     """Contract of `RegionReader` and its fakes: lookups in a region that another process writes, without asking it.
 
-    `kvdir.testing.check_region` runs it. Thread-safe. Nothing here waits for the writer: what it is in the way of for too long
-    (about a tenth of a millisecond) is answered as if it were not there. RegionError after `close`.
+    `kvdir.testing.check_region` runs it. Thread-safe; up to 2,048 blocks a lookup keep the GIL. Nothing here waits for the
+    writer: what it is in the way of for too long (about a tenth of a millisecond) is answered as if it were not there.
+    RegionError after `close`.
     """
 
     def lookup(self, fingerprints: Packed, width: int, *, scope: int, prefix: bool = False) -> RegionLookup:

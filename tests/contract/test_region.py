@@ -5,11 +5,13 @@ cannot be used is refused with what to do.
 from __future__ import annotations
 
 import ctypes
+import gc
 import itertools
 import os
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -140,6 +142,60 @@ assert region.store(bytes(8), 8, scope=0, holder=1, now_s=1) == 1
 
 def test_fork_of_a_writer_changes_nothing_and_takes_nothing_along_when_it_ends(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", FORK, tmp_path / "region"], check=True, timeout=50)
+
+
+def test_nothing_is_left_when_regions_and_readers_come_and_go(tmp_path: Path) -> None:
+    blocks = fingerprints(range(100))
+
+    def live() -> None:
+        region = create_region(tmp_path / "region")
+        region.set_node(0, b"node")
+        region.set_holder(1, node=0, tier=2)
+        region.store(blocks, 16, scope=0, holder=1, now_s=1)
+        reader, forgotten = RegionReader(tmp_path / "region"), RegionReader(tmp_path / "region")
+        assert reader.lookup(blocks, 16, scope=0).hits == forgotten.lookup(blocks, 16, scope=0, prefix=True).hits == 100
+        reader.node(0), reader.nodes(), reader.holders(), reader.namespaces(), reader.beat(), reader.stats()
+        region.successor()
+        with pytest.raises(RegionError):
+            create_region(tmp_path / "region")
+        with pytest.raises(RegionError):
+            RegionReader(tmp_path)
+        reader.close()
+
+    def used() -> tuple[int, int, int]:
+        gc.collect()
+        maps = Path("/proc/self/maps").read_text().count(str(tmp_path))
+        return len(os.listdir("/proc/self/fd")), maps, sys.getrefcount(blocks)
+
+    live()
+    before = used()
+    for _ in range(100):
+        live()
+    assert used() == before
+    assert os.listdir(tmp_path) == ["region.lock"]
+
+
+def test_lookups_are_answered_or_refused_when_another_thread_closes_the_reader(tmp_path: Path) -> None:
+    region = create_region(tmp_path / "region")
+    region.store(fingerprints(range(3000)), 16, scope=0, holder=1, now_s=1)
+    for count in (10, 3000):  # with and without the GIL
+        reader = RegionReader(tmp_path / "region")
+        ended: list[str] = []
+
+        def ask(reader: RegionReader = reader, packed: bytes = fingerprints(range(count)), ended: list[str] = ended) -> None:
+            try:
+                while True:
+                    reader.lookup(packed, 16, scope=0)
+            except RegionError as error:
+                ended.append(str(error))
+
+        threads = [threading.Thread(target=ask) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        reader.close()
+        for thread in threads:
+            thread.join(timeout=20)
+        assert ended == ["this reader is closed: open the region again"] * 3
 
 
 # --- bad input --------------------------------------------------------------------------------------------------------------

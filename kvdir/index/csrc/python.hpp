@@ -1,8 +1,9 @@
 // What the two Python types share: argument checks, owned references, and running without the GIL.
 //
-// Rule: the core's lock is only ever taken without the GIL, and no Python call happens under it; so the two cannot wait for each
-// other. A buffer stays exported for as long as the core reads it, so its memory cannot move or go away; another thread that
-// writes into it meanwhile gets a nonsense batch, not an unsafe one.
+// Rule: the core's lock is only ever taken without the GIL (but for readers of a region, whose lock nobody holds for longer than
+// unmapping takes), and no Python call happens under it; so the two cannot wait for each other. A buffer stays exported for as
+// long as the core reads it, so its memory cannot move or go away; another thread that writes into it meanwhile gets a nonsense
+// batch, not an unsafe one.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
@@ -113,12 +114,14 @@ template <class Core>
 void require_usable(const Core&) {}
 void require_usable(Index& index);
 
-// Runs `work` without the GIL; false with a Python error set when it threw.
+enum class Gil { released, kept };
+
+// Runs `work`; false with a Python error set when it threw.
 template <class Work>
-bool without_gil(Work work) {
+bool run(Gil gil, Work work) {
     enum { done, no_memory, refused, failed } outcome = done;
     std::string message;
-    PyThreadState* thread = PyEval_SaveThread();
+    PyThreadState* thread = gil == Gil::released ? PyEval_SaveThread() : nullptr;
     try {
         work();
     } catch (const std::bad_alloc&) {
@@ -129,7 +132,7 @@ bool without_gil(Work work) {
     } catch (...) {
         outcome = failed;
     }
-    PyEval_RestoreThread(thread);
+    if (thread) PyEval_RestoreThread(thread);
     if (outcome == no_memory) {
         PyErr_SetString(PyExc_MemoryError, "out of memory, shared memory or address space: raise the limit, or drop holders; what fitted was kept");
     } else if (outcome == refused) {
@@ -138,6 +141,11 @@ bool without_gil(Work work) {
         PyErr_SetString(PyExc_SystemError, "unexpected failure in the native index; please report it");
     }
     return outcome == done;
+}
+
+template <class Work>
+bool without_gil(Work work) {
+    return run(Gil::released, work);
 }
 
 template <class Core, class Work>

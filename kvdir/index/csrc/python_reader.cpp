@@ -8,7 +8,7 @@ namespace kvdir::python {
 
 namespace {
 
-// Lookups share the lock; only closing wants it alone. Taken without the GIL, like every lock here.
+// Lookups share the lock; only closing wants it alone, and waits without the GIL.
 struct Reader {
     explicit Reader(const std::string& path) : view(new RegionView(path)) {}
     std::unique_ptr<RegionView> view;
@@ -43,11 +43,14 @@ void reader_dealloc(PyObject* self) {
     Py_DECREF(type);
 }
 
-// Runs read(view) without the GIL; false with a Python error set when the reader is closed.
+// Short work keeps the GIL: whoever gives it up for ten microseconds in a process with busy threads gets it back much later.
+constexpr u64 kShortBlocks = 2048;
+
+// Runs read(view); false with a Python error set when the reader is closed.
 template <class Read>
-bool reading(PyObject* self, Read read) {
+bool reading(PyObject* self, Read read, Gil gil = Gil::kept) {
     Reader& reader = reader_of(self);
-    return without_gil([&] {
+    return run(gil, [&] {
         std::shared_lock<std::shared_mutex> lock(reader.mutex);
         if (!reader.view) throw RegionError("this reader is closed: open the region again");
         read(static_cast<const RegionView&>(*reader.view));
@@ -64,7 +67,8 @@ PyObject* reader_lookup(PyObject* self, PyObject* args, PyObject* kwargs) {
     u64 scope;
     if (!blocks.open(data, width) || !to_u64(scope_object, "scope", 0, kAny, scope)) return nullptr;
     RegionAnswer answer;
-    if (!reading(self, [&](const RegionView& view) { answer = region_lookup(view, *blocks, scope, prefix != 0); })) return nullptr;
+    Gil gil = (*blocks).count <= kShortBlocks ? Gil::kept : Gil::released;
+    if (!reading(self, [&](const RegionView& view) { answer = region_lookup(view, *blocks, scope, prefix != 0); }, gil)) return nullptr;
     Ref runs(to_bytes(answer.runs));
     Ref sets(to_packed_sets(PyTuple_New(static_cast<Py_ssize_t>(answer.sets.ends.size())), answer.sets, PyTuple_SetItem));
     Ref nodes(to_bytes(answer.nodes));
