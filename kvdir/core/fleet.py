@@ -106,11 +106,20 @@ class Fleet:
         seen = self._seen.get(node)
         return seen.saved if seen else None
 
-    def orphans(self, *, limit_s: float, now_s: float) -> Iterator[tuple[str, int]]:
-        """(node, token of its last writer) of those that have been silent for longer than limit_s."""
+    def orphans(self, *, limit_s: float, left_only: bool, now_s: float) -> Iterator[tuple[str, int]]:
+        """(node, token of its last writer) of those that have been silent for longer than limit_s, or left so long ago."""
         for name, seen in self._seen.items():
-            if name not in self._own and now_s - seen.saved_s > limit_s:
+            if name not in self._own and now_s - seen.saved_s > limit_s and (seen.saved.left or not left_only):
                 yield name, seen.token
+
+    def longest_gone(self, now_s: float) -> tuple[str, int] | None:
+        """The same of the one to give up when there is no room for another node: who left, then who is silent longest."""
+        gone = [
+            (seen.saved.left, now_s - seen.saved_s, name, seen.token)
+            for name, seen in self._seen.items()
+            if name not in self._own and (seen.saved.left or now_s - seen.saved_s > self._stale_after_s)
+        ]
+        return max(gone)[2:] if gone else None
 
     # -- what is answered ------------------------------------------------------------------------------------------------
 

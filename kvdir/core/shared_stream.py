@@ -37,7 +37,7 @@ _TIERS = frozenset(int(tier) for tier in Tier)
 
 TRAIL_S = 3.0
 """Asynchronous replication lags by milliseconds, seconds at worst; the replay of so much is cheap."""
-RECOUNT_S = 10.0
+RECOUNT_S = 30.0
 """How often the store is asked for its counts although ours equal the owner's: what it lost alone shows in no event."""
 
 

@@ -306,6 +306,18 @@ async def test_refuses_as_a_coordinator_with_a_directory_of_its_own():
             await a.client.lookup(DIGEST, some_fingerprints(4097))
 
 
+async def test_who_left_makes_room_when_there_are_as_many_nodes_as_may_be():
+    async with shared(MemoryBlockStore(), max_streams=2) as a, FakeNode(a.address, "one") as one:
+        await one.synced()
+        async with FakeNode(a.address, "two") as two:
+            await two.synced()
+            async with FakeNode(a.address, "three") as three:
+                await eventually(lambda: "max_streams" in three.publisher.stats().last_error, what="there is no room")
+                two.publisher.leave()
+                await three.synced()
+        assert {view.trust.node for view in await a.client.nodes()} == {"one", "three"}
+
+
 async def test_says_who_can_when_it_cannot():
     blocks = Blocks()
     async with two(blocks) as (a, b), FakeNode(a.address, "n") as node:

@@ -80,7 +80,10 @@ def test_node_ages_and_is_left_out_when_nobody_saves_it_any_more():
     (view,) = fleet.views(20.0)
     assert not view.holdings[0].blocks.trusted
     assert fleet.trust("n", 7, 80.0) is None
-    assert list(fleet.orphans(limit_s=60, now_s=80.0)) == [("n", 1)]
+    assert list(fleet.orphans(limit_s=60, left_only=False, now_s=80.0)) == [("n", 1)]
+    assert list(fleet.orphans(limit_s=60, left_only=True, now_s=80.0)) == []
+    assert fleet.longest_gone(80.0) == ("n", 1)
+    assert fleet.longest_gone(11.0) is None
 
 
 @pytest.mark.parametrize("skew_s", [-3600.0, 3600.0])

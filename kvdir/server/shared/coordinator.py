@@ -130,9 +130,7 @@ class SharedCoordinator:
             raise InvalidInput("hello needs a node name and an epoch other than 0")
         if self.link.away:
             raise Unavailable(f"the store is away: {self.link.away}")
-        fleet = self.link.fleet
-        if fleet.saved(hello.node) is None and len(fleet) >= self.config.max_streams:
-            raise Overloaded(f"more than {self.config.max_streams} nodes: raise max_streams")
+        await self._make_room(hello.node)
         try:
             call = self.link.store.take(hello.node, hello.epoch, deadline_s=self.config.store_timeout_s)
             taken = await self.link.timed("take", call)
@@ -146,6 +144,16 @@ class SharedCoordinator:
             return Refused(hello.epoch, f"node {hello.node} said goodbye in this epoch")
         self._end_older(hello)
         return await self._begin(hello, taken, before)
+
+    async def _make_room(self, node: str) -> None:
+        """When the table of nodes is full, those who live go before those who are gone. Raises Overloaded."""
+        fleet = self.link.fleet
+        if fleet.saved(node) is not None or len(fleet) < self.config.max_streams:
+            return
+        gone = fleet.longest_gone(self.now_s())
+        if gone is None:
+            raise Overloaded(f"more than {self.config.max_streams} nodes: raise max_streams")
+        await self.link.forget(*gone)
 
     async def _begin(self, hello: Hello, taken: Taken, before: SavedNode | None) -> tuple[Session, int]:
         """Goes on where the coordinator before us stood, as far as it is known."""
@@ -168,6 +176,9 @@ class SharedCoordinator:
         resumable = before is not None and before.epoch == hello.epoch and before.resumable
         position = taken.position.seq if taken.position and resumable else None
         resume_seq = stream.open(hello.last_seq, position=position, now_s=self.now_s())
+        newer = self.sessions.get(hello.node)
+        if newer is not None and newer.token > session.token:
+            raise Unavailable("another call of this stream was welcomed meanwhile")
         self.sessions[hello.node] = session
         self.link.fleet.own(stream)
         return session, resume_seq

@@ -108,6 +108,11 @@ class StoreLink:
     async def close(self) -> None:
         await self.store.close()
 
+    async def forget(self, node: str, token: int) -> None:
+        """The node and its entries go, unless somebody writes it again."""
+        if await self.store.forget(node, token, deadline_s=self._timeout_s):
+            say(log, logging.WARNING, "node forgotten", node=node)
+
     async def announce(self, announced: Announced) -> str:
         """Adds a namespace, for all coordinators; returns why not, in words, or an empty string."""
         if self.namespaces.get(announced.digest) is not None:
@@ -183,10 +188,9 @@ class StoreLink:
         counts: Counts = await self.store.counts((), deadline_s=self._timeout_s)
         # Parts that nobody has written to yet are not there either.
         self.lost_buckets = counts.lost_buckets if len(self.fleet) else 0
-        if self._config.forget_enforce:
-            for node, token in list(self.fleet.orphans(limit_s=self._config.forget_after_s, now_s=now_s)):
-                if await self.store.forget(node, token, deadline_s=self._timeout_s):
-                    say(log, logging.WARNING, "orphan forgotten", node=node, silent_s=self._config.forget_after_s)
+        limit_s, left_only = self._config.forget_after_s, not self._config.forget_enforce
+        for node, token in list(self.fleet.orphans(limit_s=limit_s, left_only=left_only, now_s=now_s)):
+            await self.forget(node, token)
         end_s = now_s + SWEEP_S
         while freed := await self.store.sweep(SWEEP_BUCKETS, deadline_s=self._timeout_s):
             self.swept += freed

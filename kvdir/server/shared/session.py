@@ -103,6 +103,10 @@ class Session:
         self._saved_state: StreamState | None = None
 
     @property
+    def token(self) -> int:
+        return self._writer.token
+
+    @property
     def idle(self) -> bool:
         """Nothing received is waiting to be taken: silence is the owner's."""
         return not self._busy and self._held_back is None and self._queue.empty()
