@@ -131,6 +131,32 @@ async def test_node_is_synced_when_its_stream_passes_through_a_worker() -> None:
                 assert (answer.hits, len(answer.nodes)) == (8, 8)
 
 
+async def test_blocks_that_are_there_are_never_missed_when_everything_around_them_changes() -> None:
+    """The index grows from empty and others come and go; what a worker cannot read whole, it passes on."""
+    async with contextlib.AsyncExitStack() as stack:
+        served = await stack.enter_async_context(serving(WITH_WORKERS))
+        await stack.enter_async_context(holding(served))
+        channel = await stack.enter_async_context(at_worker(served))
+        churning = await stack.enter_async_context(FakeNode(served.address, "churn"))
+        lookup: Any = channel.unary_unary(
+            "/kvdir.v1.Directory/Lookup",
+            request_serializer=directory_pb2.LookupRequest.SerializeToString,
+            response_deserializer=directory_pb2.LookupResponse.FromString,
+        )
+        request = encode_lookup_request(DIGEST, BLOCKS, mode=LookupMode.SPARSE, touch=False)
+        stats = served.coordinator.directory.index.stats
+        for number in range(300):
+            if number % 3 == 0:
+                churning.store(some_fingerprints(1000, seed=number))
+            if number % 9 == 8:
+                churning.remove(some_fingerprints(1000, seed=number - 8))
+            answer = await lookup(request, timeout=5.0)
+            assert (answer.hits, answer.asked) == (64, 64)
+        await churning.synced()
+        assert stats().blocks > 60_000
+        await eventually(lambda: workers_of(served).figures()[0].counters["lookups"] > 200)
+
+
 async def test_region_gives_the_directorys_answers_when_it_lies_there() -> None:
     """Nodes synced and not, several tiers and sets, a hidden node: as a worker reads it, without a process of its own."""
 
