@@ -98,6 +98,14 @@ bool to_bound(PyObject* object, u64& out) {
     return false;
 }
 
+bool to_path(PyObject* object, std::string& out) {
+    PyObject* encoded = nullptr;
+    if (!PyUnicode_FSConverter(object, &encoded)) return false;
+    Ref owned(encoded);
+    out = PyBytes_AsString(encoded);
+    return true;
+}
+
 PyObject* to_bytes(const void* data, u64 bytes) {
     return PyBytes_FromStringAndSize(static_cast<const char*>(data), static_cast<Py_ssize_t>(bytes));
 }

@@ -100,6 +100,9 @@ bool to_u64(PyObject* object, const char* name, u64 least, u64 most, u64& out);
 // The bound of an index in bytes, 0 for none; ValueError for one that nothing fits into.
 bool to_bound(PyObject* object, u64& out);
 
+// What open(2) takes, of a str, bytes or PathLike; false with a Python error set.
+bool to_path(PyObject* object, std::string& out);
+
 PyObject* to_bytes(const void* data, u64 bytes);
 
 template <class T>

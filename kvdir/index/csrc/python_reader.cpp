@@ -26,14 +26,13 @@ PyObject* reader_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
     static const char* names[] = {"path", nullptr};
     PyObject* path_object;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:RegionReader", keywords(names), &path_object)) return nullptr;
-    PyObject* encoded = nullptr;
-    if (!PyUnicode_FSConverter(path_object, &encoded)) return nullptr;
-    Ref path(encoded);
+    std::string path;
+    if (!to_path(path_object, path)) return nullptr;
     auto allocate = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc));
     Ref self(allocate(type, 0));
     if (!self) return nullptr;
     auto*& reader = reinterpret_cast<ReaderObject*>(self.get())->reader;
-    return without_gil([&] { reader = new Reader(PyBytes_AsString(path.get())); }) ? self.take() : nullptr;
+    return without_gil([&] { reader = new Reader(path); }) ? self.take() : nullptr;
 }
 
 void reader_dealloc(PyObject* self) {

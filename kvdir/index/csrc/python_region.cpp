@@ -13,15 +13,6 @@ constexpr u64 kModes = 0777;
 
 RegionFile& file_of(Index& index) { return *index.region().file(); }
 
-// False with a Python error set.
-bool to_path(PyObject* object, std::string& out) {
-    PyObject* encoded = nullptr;
-    if (!PyUnicode_FSConverter(object, &encoded)) return false;
-    Ref owned(encoded);
-    out = PyBytes_AsString(encoded);
-    return true;
-}
-
 // A new object around a new region; nullptr with a Python error set.
 PyObject* make(PyTypeObject* type, const RegionPlace& place, u64 expected, u64 seed) {
     auto allocate = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc));

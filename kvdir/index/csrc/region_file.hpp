@@ -7,7 +7,7 @@
 // Rules: one writer a path, and the kernel says whether it lives. A region is never taken over: what a dead writer left may end
 // in the middle of a section, so a new writer makes a new file and marks the old one retired. A file's size never changes
 // once it can be seen. A writer that ends takes its file along: shared memory that nobody keeps up to date is only in the way.
-// What is at PATH and no region is not touched.
+// What is at PATH and no region is not touched. A fork of the writer cannot write, but keeps the lock for as long as it lives.
 #pragma once
 
 #include <sys/types.h>
@@ -44,7 +44,6 @@ public:
 
     int fd() const { return fd_; }
     const RegionPlace& place() const { return place_; }  // with the lock, for a successor
-    bool published() const { return published_; }
     bool created_here() const;  // false in a fork of the writer
 
     void sign(RegionHeader& header) const;  // who wrote this, and which it is
@@ -63,7 +62,8 @@ private:
     bool published_ = false;
 };
 
-// Hash of the sizes of everything in a region: another one means other code.
+// Hash of the sizes of everything in a region: another one means other code. What changes its meaning and not its size needs
+// another Region::kVersion.
 u64 region_layout();
 std::string boot_id();
 
