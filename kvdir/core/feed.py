@@ -73,6 +73,7 @@ class Feed:
         self._run: tuple[type[Stored | Removed], int] = _NO_RUN
         self._parts: list[bytes] = []
         self._run_blocks = 0
+        self._run_since_s = now_s
 
     # -- for watchers ----------------------------------------------------------------------------------------------------
 
@@ -183,7 +184,7 @@ class Feed:
         for piece in _pieces(packed):
             if self._run != (kind, holder) or self._run_blocks + len(piece) // BLOCK_BYTES > ITEM_BLOCKS:
                 self._end_run()
-                self._run = (kind, holder)
+                self._run, self._run_since_s = (kind, holder), self._log.now_s
             self._parts.append(piece)
             self._run_blocks += len(piece) // BLOCK_BYTES
 
@@ -194,7 +195,7 @@ class Feed:
         item: Item = kind(holder, b"".join(self._parts))
         self.blocks += self._run_blocks
         self._run, self._parts, self._run_blocks = _NO_RUN, [], 0
-        self._log.append(self._encode(item), self._holders[holder].digest)
+        self._log.append(self._encode(item), self._holders[holder].digest, since_s=self._run_since_s)
 
     def _append(self, item: Item, digest: bytes | None = None) -> None:
         self._end_run()

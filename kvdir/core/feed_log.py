@@ -11,6 +11,7 @@ waited.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 ENTRY_BYTES = 160
@@ -39,12 +40,12 @@ class Taken(NamedTuple):
 
 
 class FeedLog:
-    """See the module docstring. bytes: kept now."""
+    """See the module docstring. bytes: kept now. now_s: its clock."""
 
     def __init__(self, *, limit_bytes: int, now_s: float) -> None:
         self.bytes = 0
         self._limit_bytes = limit_bytes
-        self._now_s = now_s
+        self.now_s = now_s
         self._entries: list[_Entry] = []
         self._start = 0
         """Of _entries; those before it were let go already."""
@@ -58,11 +59,11 @@ class FeedLog:
 
     def clock(self, now_s: float) -> None:
         """Time has passed; call it often."""
-        self._now_s = now_s
+        self.now_s = now_s
 
-    def append(self, data: bytes, digest: bytes | None = None) -> None:
-        """An encoded item, about a namespace or about everything."""
-        self._entries.append(_Entry(self._now_s, digest, data))
+    def append(self, data: bytes, digest: bytes | None = None, *, since_s: float | None = None) -> None:
+        """An encoded item, about a namespace or about everything. since_s: when it began to wait, if that is not now."""
+        self._entries.append(_Entry(self.now_s if since_s is None else since_s, digest, data))
         self.bytes += len(data) + ENTRY_BYTES
         while self.bytes > self._limit_bytes and self._first < self.head:
             self.bytes -= len(self._entries[self._start].data) + ENTRY_BYTES
@@ -77,9 +78,11 @@ class FeedLog:
         return self._first - 1 <= position <= self.head
 
     def waited_s(self, position: int, now_s: float) -> float:
-        """How long at most the item after `position` has been here; 0 if there is none."""
-        if not self._first - 1 <= position < self.head:
+        """How long at most the item after `position` has been here; 0 if there is none, infinite if it was let go."""
+        if position >= self.head:
             return 0.0
+        if not self.reaches(position):
+            return math.inf
         return max(0.0, now_s - self._entries[self._start + position + 1 - self._first].since_s)
 
     def take(self, position: int, max_bytes: int, digests: frozenset[bytes] = EVERY) -> Taken | None:

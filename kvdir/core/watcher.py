@@ -107,6 +107,7 @@ class Watcher:
 
     def next(self, *, warming: bool, incomplete: bool, now_s: float) -> bytes:
         """The next message, empty when there is nothing to say now. Behind one with the end there is none."""
+        head = self._feed.head  # everything told so far is in the log from here on, whatever that lets go of
         self.judge(now_s)
         if self.ended is not None:
             self.said_end = True
@@ -118,7 +119,7 @@ class Watcher:
             parts += self._contents(room, now_s)
         if self.beat_due(now_s):
             self._beat_due_s = now_s + self._beat_s
-            beat = Beat(self._feed.head, self.waited_s(now_s), warming, incomplete, self._heard_credit_bytes)
+            beat = Beat(head, self.waited_s(now_s), warming, incomplete, self._heard_credit_bytes)
             parts.append(self._encode(Response(beat=beat)))
         message = b"".join(parts)
         self.sent_bytes += len(message)
@@ -131,8 +132,7 @@ class Watcher:
         if self._walk is not None and self._walk.has_roster:
             return [self._walk.roster(room)]
         taken = self._feed.take(self.position, room, self._digests)
-        if taken is None:
-            return []  # judge says so, with the next message
+        assert taken is not None, "judge lets nobody come here who has fallen off"
         parts = [taken.data] if taken.data else []
         moved, self.position = taken.position != self.position, taken.position
         if self._walk is not None and self.position == self._feed.head:

@@ -23,7 +23,7 @@ from kvdir.index import RegionError
 from kvdir.location import NodeTrust, StreamState, Tier
 from kvdir.rpc.watch_codec import encode_item, encode_response
 from kvdir.testing.fake_node import EXAMPLE_NAMESPACE, FakeNode, some_fingerprints
-from kvdir.testing.served import serving
+from kvdir.testing.served import FAST_CONFIG, serving
 from kvdir.testing.wait import eventually
 from kvdir.testing.watching import replicating
 from kvdir.v1 import directory_pb2
@@ -180,6 +180,26 @@ async def test_answers_say_incomplete_when_the_region_has_no_room_for_everything
             assert ask(reader, many.slice(0, 10)).incomplete
             assert replica.figures().lost_blocks > 0
             assert replica.figures().connected
+
+
+async def test_replica_loses_what_its_coordinator_evicts_and_says_incomplete(tmp_path: Path) -> None:
+    config = dataclasses.replace(FAST_CONFIG, max_index_bytes=2**20)
+    async with serving(config) as served, FakeNode(served.address, "a") as a:
+        a.store(some_fingerprints(30_000, width=16))
+        await a.synced()
+        async with replicating(served.address, tmp_path / "region") as (replica, reader):
+            await eventually(lambda: replica.figures().complete)
+            for seed in range(1, 5):
+                a.store(some_fingerprints(10_000, width=16, seed=seed))
+            await a.synced()
+            index = served.coordinator.directory.index
+            newest = some_fingerprints(10_000, width=16, seed=4).slice(9_000, 1_000)
+            await eventually(lambda: ask(reader, newest).hits == 1_000 and replica.figures().blocks == index.stats().blocks)
+            assert index.stats().blocks < 70_000
+            assert ask(reader, newest).incomplete
+            every = some_fingerprints(30_000, width=16).slice(0, 4_000)
+            assert held(ask(reader, every)) == held(await served.client.lookup(DIGEST, every))
+            assert replica.figures().lost_blocks == 0
 
 
 # -- feeds that make no sense --------------------------------------------------------------------------------------------

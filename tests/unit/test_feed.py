@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 
 import pytest
@@ -80,16 +81,34 @@ def test_wait_counts_from_the_clock_before_an_item_came() -> None:
     assert log.waited_s(2, 7.0) == 0.0
 
 
+def test_wait_is_infinite_when_the_item_was_let_go() -> None:
+    assert math.isinf(new_log(100, limit_bytes=2 * (ENTRY_BYTES + 5)).waited_s(5, 1.0))
+
+
+def test_watcher_is_told_that_it_fell_off_by_what_is_still_open() -> None:
+    told = Told(limit_bytes=2_000)
+    told.say(stored(some_fingerprints(5, width=16)))
+    watcher = watch(told)
+    everything(watcher, now_s=1.0)
+    for seed in range(1, 5):  # in one run: nothing of it is in the log before somebody asks
+        told.say(stored(some_fingerprints(200, width=16, seed=seed)))
+    told.say(stored(some_fingerprints(5, width=16), Tier.DISK))
+    told.say(stored(some_fingerprints(200, width=16, seed=9)))
+    said = decode_response(watcher.next(warming=False, incomplete=False, now_s=200.0))
+    assert said.end is not None
+    assert said.beat is None, "a beat here would claim that nothing waits"
+
+
 # -- items ---------------------------------------------------------------------------------------------------------------
 
 
 class Told:
     """A directory with one node, its feed, and what the feed made of it."""
 
-    def __init__(self, **limits: object) -> None:
+    def __init__(self, *, limit_bytes: int = 10**7, **limits: object) -> None:
         self.directory = Directory(open_index(seed=1), Sketch, Limits(**limits), now_s=0.0)  # type: ignore[arg-type]
         self.items: list[Item] = []
-        self.feed = Feed(7, self._encode, limit_bytes=10**7, now_s=0.0)
+        self.feed = Feed(7, self._encode, limit_bytes=limit_bytes, now_s=0.0)
         self.directory.add_mirror(self.feed, now_s=0.0)
         outcome = self.directory.hello(Hello("a", 1, 0, "a:1", 0, (ANNOUNCED,)), now_s=0.0)
         assert isinstance(outcome, Welcomed)
