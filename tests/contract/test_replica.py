@@ -196,7 +196,7 @@ async def test_replica_loses_what_its_coordinator_evicts_and_says_incomplete(tmp
             newest = some_fingerprints(10_000, width=16, seed=4).slice(6_000, 4_000)
             await eventually(lambda: ask(reader, newest).hits > 3_000 and replica.figures().blocks == index.stats().blocks)
             assert index.stats().blocks < 70_000
-            assert ask(reader, newest).incomplete
+            await eventually(lambda: ask(reader, newest).incomplete)
             for blocks in (newest, some_fingerprints(30_000, width=16).slice(0, 4_000)):
                 assert held(ask(reader, blocks)) == held(await served.client.lookup(DIGEST, blocks))
             assert replica.figures().lost_blocks == 0
