@@ -174,7 +174,7 @@ class Counts:
 class Health:
     """What the servers say. evicts: the memory policy takes blocks away when full. evicted: keys they evicted so far.
 
-    max_bytes: sum over masters, 0 when any is unbounded. used_bytes: the same sum. servers: "address role version".
+    max_bytes: sum over masters, 0 when any is unbounded. used_bytes: the same sum. servers: "address version".
     """
 
     evicts: bool = False
