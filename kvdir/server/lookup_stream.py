@@ -65,9 +65,6 @@ class LookupStreams:
         self._streams: set[_Stream] = set()
         self._draining = False
 
-    def __len__(self) -> int:
-        return len(self._streams)
-
     async def serve(self, context: Any) -> None:
         """One call, to its end. Raises Overloaded or Unavailable when there is no room for it."""
         if self._draining:

@@ -6,6 +6,8 @@ import pytest
 
 from kvdir.cli import bench_lookup
 
+pytestmark = pytest.mark.slow
+
 
 def test_bench_has_a_row_for_every_way_and_every_number_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (
