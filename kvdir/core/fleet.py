@@ -78,10 +78,13 @@ class Fleet:
         """This coordinator speaks to the node."""
         self._own[stream.node] = stream
 
-    def disown(self, stream: SharedStream) -> None:
-        """No more; what was saved last counts."""
-        if self._own.get(stream.node) is stream:
-            del self._own[stream.node]
+    def disown(self, stream: SharedStream, saved: SavedNode | None = None, *, token: int = 0, saved_s: float = 0.0) -> None:
+        """No more; what was saved last counts: at saved_s, by the writer with this token; None: nothing was."""
+        if self._own.get(stream.node) is not stream:
+            return
+        del self._own[stream.node]
+        if saved is not None:
+            self._seen[stream.node] = _Seen(saved, token, saved_s)
 
     def read(self, nodes: Iterable[tuple[SavedNode, int, float]], *, now_s: float) -> None:
         """Everything saved in the store, as (node, writer's token, age in seconds by the store's clock), asked for at now_s."""
@@ -96,6 +99,10 @@ class Fleet:
                 aged_s = max(0.0, age_s if known is None else min(age_s, since_s))
                 seen[name] = _Seen(saved, token, now_s - aged_s)
         self._seen, self._read_s = seen, now_s
+
+    def forgotten(self, node: str) -> None:
+        """The store knows it no more."""
+        self._seen.pop(node, None)
 
     def emptied(self) -> None:
         """The store has forgotten everything."""

@@ -111,6 +111,11 @@ def test_own_stream_counts_when_what_was_saved_is_older():
     fleet.disown(stream)
     assert fleet.trust("n", 7, 20.1) is None
     assert len(fleet) == 1
+    fleet.own(stream)
+    fleet.disown(stream, _saved(), token=2, saved_s=20.0)
+    trust = fleet.trust("n", 7, 20.5)  # what was saved is known before it is read
+    assert trust is not None
+    assert trust.age_s == 0.5
 
 
 def test_sums_are_untrusted_when_one_node_is_silent():

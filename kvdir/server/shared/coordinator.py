@@ -209,7 +209,8 @@ class SharedCoordinator:
         stream.cursor.close(now_s=self.now_s())
         if self.sessions.get(stream.node) is session:
             del self.sessions[stream.node]
-        self.link.fleet.disown(stream)
+        saved = decode_saved(session.record) if session.record else None
+        self.link.fleet.disown(stream, saved, token=session.token, saved_s=session.saved_s)
         self._reported.pop(session, None)
         self._applied_before += stream.applied
         self.counters.snapshots_applied += session.snapshots_applied

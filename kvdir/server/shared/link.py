@@ -111,6 +111,7 @@ class StoreLink:
     async def forget(self, node: str, token: int) -> None:
         """The node and its entries go, unless somebody writes it again."""
         if await self.store.forget(node, token, deadline_s=self._timeout_s):
+            self.fleet.forgotten(node)
             say(log, logging.WARNING, "node forgotten", node=node)
 
     async def announce(self, announced: Announced) -> str:

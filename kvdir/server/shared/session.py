@@ -72,7 +72,10 @@ Message = Batch | Heartbeat | SnapshotChunk | Hello | ReplayUnavailable | Goodby
 
 
 class Session:
-    """See the module docstring. `run` ends with the call; what it raises says why. writer: from `take`."""
+    """See the module docstring. `run` ends with the call; what it raises says why. writer: from `take`.
+
+    record, saved_s: what was last saved, and when.
+    """
 
     def __init__(
         self,
@@ -99,7 +102,8 @@ class Session:
         self._held_back: Message | None = None
         self._busy = False
         self._beat = 0
-        self._saved_s = float("-inf")
+        self.record = b""
+        self.saved_s = float("-inf")
         self._saved_state: StreamState | None = None
 
     @property
@@ -321,7 +325,7 @@ class Session:
 
     def _due_s(self) -> float:
         changed = self.stream.state is not self._saved_state
-        return self._saved_s + (CHANGED_S if changed else self._save_every_s)
+        return self.saved_s + (CHANGED_S if changed else self._save_every_s)
 
     def _save_due(self) -> bool:
         return time.monotonic() >= self._due_s()
@@ -345,7 +349,7 @@ class Session:
         position = None if seq is None else Position(stream.epoch, seq)
         record = encode_saved(saved, now_s=now_s)
         await self._store.save(self._writer, position=position, record=record, deadline_s=self._timeout_s)
-        self._saved_s, self._saved_state = now_s, state
+        self.record, self.saved_s, self._saved_state = record, now_s, state
 
     async def _leave(self) -> None:
         """The epoch ends: its blocks vanish for everybody at once."""
