@@ -183,21 +183,22 @@ async def test_answers_say_incomplete_when_the_region_has_no_room_for_everything
 
 
 async def test_replica_loses_what_its_coordinator_evicts_and_says_incomplete(tmp_path: Path) -> None:
-    config = dataclasses.replace(FAST_CONFIG, max_index_bytes=2**20)
+    config = dataclasses.replace(FAST_CONFIG, max_index_bytes=2**18)
     async with serving(config) as served, FakeNode(served.address, "a") as a:
-        a.store(some_fingerprints(30_000, width=16))
+        first = some_fingerprints(8_000, width=16)
+        a.store(first)
         await a.synced()
         async with replicating(served.address, tmp_path / "region") as (replica, reader):
             await eventually(lambda: replica.figures().complete)
             for seed in range(1, 5):
-                a.store(some_fingerprints(10_000, width=16, seed=seed))
+                a.store(some_fingerprints(2_500, width=16, seed=seed))
             await a.synced()
             index = served.coordinator.directory.index
-            newest = some_fingerprints(10_000, width=16, seed=4).slice(6_000, 4_000)
-            await eventually(lambda: ask(reader, newest).hits > 3_000 and replica.figures().blocks == index.stats().blocks)
-            assert index.stats().blocks < 70_000
+            newest = some_fingerprints(2_500, width=16, seed=4).slice(1_500, 1_000)
+            await eventually(lambda: ask(reader, newest).hits > 700 and replica.figures().blocks == index.stats().blocks)
+            assert index.stats().blocks < 18_000
             await eventually(lambda: ask(reader, newest).incomplete)
-            for blocks in (newest, some_fingerprints(30_000, width=16).slice(0, 4_000)):
+            for blocks in (newest, first.slice(0, 4_000)):
                 assert held(ask(reader, blocks)) == held(await served.client.lookup(DIGEST, blocks))
             assert replica.figures().lost_blocks == 0
 
