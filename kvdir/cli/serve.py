@@ -23,6 +23,7 @@ def serve(config: CoordinatorConfig, output: str) -> None:
       kvdir serve
       kvdir serve --listen 127.0.0.1:0 --output json    a free port, announced as JSON on stdout
       kvdir serve --listen 0.0.0.0:7400 --insecure      reachable by everybody on the network
+      kvdir serve --store redis://127.0.0.1:6379        one of several that keep their directory in Redis together
     """
     from kvdir.obs.logs import configure
     from kvdir.server.serve import Bound, run

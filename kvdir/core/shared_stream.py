@@ -85,7 +85,6 @@ class SharedStream:
     rejected: Counter[str]
     peer_address: str = ""
     started_unix_ms: int = 0
-    connection: int = 0
     namespaces: dict[bytes, KnownNamespace] = field(default_factory=dict)
     holders: dict[HolderKey, Held] = field(default_factory=dict)
     fresh: dict[HolderKey, Held] = field(default_factory=dict)
