@@ -88,10 +88,14 @@ def checked(addresses: str | Sequence[str]) -> tuple[str, ...]:
     listed = [item.strip() for item in listed if item.strip()]
     if not listed:
         raise InvalidInput("no coordinator address given; write host:port, several with commas")
-    wrong = [item for item in listed if not item.rpartition(":")[0] or not item.rpartition(":")[2].isdigit()]
+    wrong = [item for item in listed if not item.rpartition(":")[0] or not is_port(item.rpartition(":")[2])]
     if wrong:
         raise InvalidInput(f"not an address: {', '.join(wrong)}; write host:port, such as 127.0.0.1:7400")
     return tuple(dict.fromkeys(listed))
+
+
+def is_port(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 5 and 0 < int(text) < 65_536
 
 
 def _ordered(addresses: tuple[str, ...], name: str) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ import contextlib
 import time
 from asyncio import CancelledError
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -159,18 +159,18 @@ class DirectoryClient:
         end_s = time.monotonic() + deadline_s
         await self._look_around(end_s)
         address = self._addresses.order(now_s=time.monotonic())[0]
-        channel = await self._connected(address, end_s)
-        method = channel.unary_stream(
-            calls.DUMP_METHOD,
-            request_serializer=admin_pb2.DumpRequest.SerializeToString,
-            response_deserializer=admin_pb2.DumpChunk.FromString,
-        )
         request = calls.dump_request(namespace_digest=namespace_digest, node=node, chunk_blocks=chunk_blocks)
-        try:
-            async for chunk in method(request, timeout=end_s - time.monotonic()):
-                yield decode_part(chunk)
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error, target=address) from error
+        with self._used(address):
+            method = (await self._connected(address, end_s)).unary_stream(
+                calls.DUMP_METHOD,
+                request_serializer=admin_pb2.DumpRequest.SerializeToString,
+                response_deserializer=admin_pb2.DumpChunk.FromString,
+            )
+            try:
+                async for chunk in method(request, timeout=end_s - time.monotonic()):
+                    yield decode_part(chunk)
+            except grpc.aio.AioRpcError as error:
+                raise from_rpc_error(error, target=address) from error
 
     async def _call(self, call: Call[AnswerT], deadline_s: float | None) -> AnswerT:
         now_s = time.monotonic()
@@ -179,24 +179,20 @@ class DirectoryClient:
         race = Race(self._addresses, self.races, now_s=now_s, end_s=end_s, hedged=call.hedged)
         if race.hedged:
             return await self._hedged(call, race)
-        failure: KvdirError | None = None
         while (turn := race.begin(time.monotonic())) is not None:
             address, until_s = turn
             try:
                 answer = await self._try(call, address, until_s)
             except (Unavailable, DeadlineExceeded) as error:
-                failure = error
-                race.lost(address, time.monotonic())
+                race.lost(address, time.monotonic(), error)
             except UnknownNamespace as error:
-                failure = error
-                race.knew_nothing(address)
+                race.knew_nothing(address, error)
             else:
                 race.won(address, time.monotonic(), warming=isinstance(answer, Lookup) and answer.warming)
                 return answer
-        raise failure or DeadlineExceeded("no coordinator was asked: the deadline had passed")
+        raise race.failure
 
     async def _hedged(self, call: Call[AnswerT], race: Race) -> AnswerT:
-        failure: KvdirError | None = None
         under_way: dict[asyncio.Task[AnswerT], str] = {}
         try:
             while True:
@@ -206,7 +202,7 @@ class DirectoryClient:
                     if turn is not None:
                         under_way[asyncio.create_task(self._try(call, *turn))] = turn[0]
                     elif not under_way:
-                        raise failure or DeadlineExceeded("no coordinator was asked: the deadline had passed")
+                        raise race.failure
                 timeout_s = race.wait_s(now_s)
                 done, _ = await asyncio.wait(under_way, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
@@ -214,11 +210,9 @@ class DirectoryClient:
                     try:
                         answer = _result(task, address)
                     except (Unavailable, DeadlineExceeded) as error:
-                        failure = error
-                        race.lost(address, time.monotonic())
+                        race.lost(address, time.monotonic(), error)
                     except UnknownNamespace as error:
-                        failure = error
-                        race.knew_nothing(address)
+                        race.knew_nothing(address, error)
                     else:
                         race.won(address, time.monotonic(), warming=isinstance(answer, Lookup) and answer.warming)
                         return answer
@@ -232,14 +226,20 @@ class DirectoryClient:
         listed = self._addresses.order(now_s=time.monotonic())
         outcomes = await asyncio.gather(*(self._try(call, address, end_s) for address in listed), return_exceptions=True)
         answers: list[AnswerT] = []
-        failure: BaseException = Unavailable("no coordinator is known")
+        failure: KvdirError = Unavailable("no coordinator is known")
         for address, outcome in zip(listed, outcomes, strict=True):
-            if not isinstance(outcome, BaseException):
-                answers.append(outcome)
-                continue
-            failure = Unavailable(f"{address}: the connection was lost") if isinstance(outcome, CancelledError) else outcome
-            if isinstance(outcome, Unavailable | DeadlineExceeded):
-                self._addresses.failed(address, now_s=time.monotonic())
+            match outcome:
+                case CancelledError():
+                    failure = Unavailable(f"{address}: the connection was lost")
+                case Unavailable() | DeadlineExceeded():
+                    failure = outcome
+                    self._addresses.failed(address, now_s=time.monotonic())
+                case KvdirError():
+                    failure = outcome
+                case BaseException():
+                    raise outcome
+                case _:
+                    answers.append(outcome)
         if not answers:
             raise failure
         return answers
@@ -268,25 +268,32 @@ class DirectoryClient:
             unsubscribe()
 
     async def _prune(self) -> None:
-        generation, used = self._addresses.generation, False
+        generation = self._addresses.generation
         if self._streams is not None:
             self._streams.forget(lambda address: address not in self._addresses)
-        for address in [address for address in self._channels if address not in self._addresses]:
-            if self._using[address]:
-                used = True
-                continue
+        gone = [address for address in self._channels if address not in self._addresses]
+        idle = {address: self._channels.pop(address) for address in gone if not self._using[address]}
+        for address in idle:
             self._doubt(address)
-            await self._channels.pop(address).close()
-        if not used:
+            del self._using[address]
+        if len(idle) == len(gone):
             self._pruned = generation
+        for channel in idle.values():  # taken out before the first await, so that nobody else uses or closes them
+            await channel.close()
 
     async def _try(self, call: Call[AnswerT], address: str, end_s: float) -> AnswerT:
         if self._streams is not None and call.method == calls.LOOKUP_METHOD:
             with contextlib.suppress(NoStream):  # then by a call of its own
                 return call.read(await self._streams.lookup(address, call.request, end_s=end_s))
+        with self._used(address):
+            return call.read(await self._unary(call, address, end_s))
+
+    @contextlib.contextmanager
+    def _used(self, address: str) -> Iterator[None]:
+        """Its channel is not closed inside the block."""
         self._using[address] += 1
         try:
-            return call.read(await self._unary(call, address, end_s))
+            yield
         finally:
             self._using[address] -= 1
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, Self
 
-from kvdir.client.addresses import checked
+from kvdir.client.addresses import checked, is_port
 from kvdir.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def _place(item: str) -> Place:
         (address,) = checked(item)
         return Listed(address)
     host, _, port = rest.rpartition(":")
-    if kind == "dns" and host and port.isdigit():
+    if kind == "dns" and host and is_port(port):
         return DnsName(host, int(port))
     service, _, namespace = host.partition(".")
     if kind == "k8s" and port and service and namespace and "." not in namespace:
@@ -217,7 +217,11 @@ class Discovery:
             thread.join(_JOIN_S)
 
     def _run(self, number: int, source: Source) -> None:
-        source.run(lambda found: self._hear(number, found), lambda words: self._fail(number, words), self._stop)
+        try:
+            source.run(lambda found: self._hear(number, found), lambda words: self._fail(number, words), self._stop)
+        except Exception as error:
+            self._fail(number, f"a bug, it is asked no more: {error!r}")
+            raise
 
     def _hear(self, number: int, found: tuple[str, ...]) -> None:
         try:

@@ -71,6 +71,7 @@ class EndpointSlices:
         self._slices: dict[str, tuple[str, ...]] = {}
         self._version = ""
         self._socket: socket.socket | None = None
+        self._interrupted = False
 
     def run(self, said: Callable[[tuple[str, ...]], None], failed: Callable[[str], None], stop: threading.Event) -> None:
         pause_s = _PAUSE_S
@@ -94,6 +95,7 @@ class EndpointSlices:
 
     def interrupt(self) -> None:
         """What is being read ends at once."""
+        self._interrupted = True
         connected = self._socket
         if connected is not None:
             with suppress(OSError):
@@ -128,6 +130,8 @@ class EndpointSlices:
         try:
             connection.request("GET", path, headers=headers)
             self._socket = connection.sock
+            if self._interrupted:  # before there was a socket to shut
+                raise OSError("interrupted")
             connection.sock.settimeout(silence_s)
             with connection.getresponse() as response:
                 if response.status == http.client.GONE:

@@ -8,8 +8,9 @@ Rules:
 - A lookup ends by its own deadline, whatever the call does. When the call ends, everything under way ends with its error, so
   that the caller goes on to another coordinator within that deadline.
 - A coordinator that knows no streams, or has no room for one, is asked call by call for UNARY_S; then a stream is tried again.
-- A stream on which nothing came for SILENT_S while lookups were waiting is given up together with its connection: behind one
-  address there may be several processes, and another may answer. The next one's patience is doubled, until one answers.
+- A stream that owed an answer for SILENT_S, and said nothing, is given up together with its connection: behind one address
+  there may be several processes, and another may answer. Lookups whose own deadlines are shorter add up. The next stream's
+  patience is doubled, until one answers.
 - Lookups that lose their stream are asked again over a new one, for the same reason, before another address is tried; then they
   wait for as long as they may, lest a slow coordinator be asked over and over.
 - A draining coordinator gets nothing new; what it was sent is waited for.
@@ -100,7 +101,7 @@ class LookupStreams:
 
     def _stream(self, address: str) -> _Stream:
         stream = self._streams.get(address)
-        if stream is not None and stream.usable:
+        if stream is not None and stream.usable and not stream.given_up():
             return stream
         if self._closed:
             raise Unavailable(f"{address}: the client was closed")
@@ -135,6 +136,7 @@ class _Stream:
         self._wake: asyncio.Future[None] | None = None
         self._impatient: set[int] = set()
         self._watch: asyncio.TimerHandle | None = None
+        self._asked = False  # and owes an answer
         self._quiet_since_s = 0.0
         self._call: Any = None
 
@@ -142,14 +144,12 @@ class _Stream:
         self, request: directory_pb2.LookupRequest, *, end_s: float, patient: bool
     ) -> directory_pb2.LookupResponse:
         """patient: the stream is not given up for its sake before its deadline."""
-        loop, now_s = asyncio.get_running_loop(), time.monotonic()
-        remaining_s = end_s - now_s
+        loop = asyncio.get_running_loop()
+        remaining_s = end_s - time.monotonic()
         if remaining_s <= 0:
             raise DeadlineExceeded(f"{self._address}: the deadline passed before the call")
         id = next(self._ids)
         answer: asyncio.Future[directory_pb2.LookupResponse] = loop.create_future()
-        if not self._waiting:
-            self._quiet_since_s = now_s
         self._waiting[id] = answer
         if not patient:
             self._impatient.add(id)
@@ -215,12 +215,12 @@ class _Stream:
 
     async def _read(self, call: Any) -> None:
         async for message in call:
-            self._quiet_since_s = time.monotonic()
             self.patience_s = SILENT_S
             for item in message.answers:
-                answer = self._waiting.get(item.id)
+                answer = self._waiting.pop(item.id, None)
                 if answer is not None and not answer.done():
                     answer.set_result(item.lookup)
+            self._asked, self._quiet_since_s = bool(self._waiting), time.monotonic()
             if message.draining:
                 self.retire()
 
@@ -247,6 +247,8 @@ class _Stream:
             if item.id in self._waiting:  # otherwise nobody waits for it any more
                 message.lookups.append(item)
                 size += len(item.lookup.fingerprints.packed)
+        if message.lookups and not self._asked:
+            self._asked, self._quiet_since_s = True, time.monotonic()
         return message
 
     def _send(self, item: directory_pb2.StreamedLookup) -> None:
@@ -261,17 +263,18 @@ class _Stream:
         if answer.done():
             return
         answer.set_exception(DeadlineExceeded(f"{self._address}: no answer within {after_s:.3g} s"))
-        self._give_up_if_silent()
+        self.given_up()
 
     def _look(self) -> None:
         """While somebody waits who would rather be asked for elsewhere."""
         self._watch = None
-        if self._impatient and not self._give_up_if_silent():
-            quiet_s = time.monotonic() - self._quiet_since_s
+        if self._impatient and not self.given_up():
+            quiet_s = time.monotonic() - self._quiet_since_s if self._asked else 0.0
             self._watch = asyncio.get_running_loop().call_later(max(LEAST_WAIT_S, self.patience_s - quiet_s), self._look)
 
-    def _give_up_if_silent(self) -> bool:
-        if self._call is None or time.monotonic() - self._quiet_since_s < self.patience_s:
+    def given_up(self) -> bool:
+        """Gives it up if it has been silent for too long."""
+        if self._call is None or not self._asked or time.monotonic() - self._quiet_since_s < self.patience_s:
             return False
         if self.usable:
             self.patience_s = min(2 * self.patience_s, MOST_SILENT_S)

@@ -76,7 +76,7 @@ class Asked:
             try:
                 return self.future.result(max(0.0, min(left_s, look_s)))
             except TimeoutError:
-                self.stream.late()
+                self.stream.given_up()
                 if left_s <= look_s:
                     raise DeadlineExceeded(f"{self.stream.address}: no answer by the deadline") from None
 
@@ -104,7 +104,7 @@ class LookupStreams:
             raise NoStream
         while True:
             stream = self._streams.get(address)
-            if stream is None or not stream.usable:
+            if stream is None or not stream.usable or stream.given_up():
                 stream = self._begin(address)
             asked = stream.send(request, end_s)
             if asked is not None:
@@ -173,6 +173,7 @@ class Stream:
         self._lock = threading.Lock()
         self._waiting: dict[int, Future[directory_pb2.LookupResponse]] = {}
         self._out: queue.SimpleQueue[directory_pb2.StreamedLookup | None] = queue.SimpleQueue()
+        self._asked = False  # and owes an answer
         self._quiet_since_s = 0.0
         self._call: Any = None
         self._why_ended: Unavailable | None = None
@@ -188,8 +189,6 @@ class Stream:
         with self._lock:
             if not self.usable:
                 return None
-            if not self._waiting:
-                self._quiet_since_s = now_s
             self._waiting[asked.id] = asked.future
             self._out.put(item)
         return asked
@@ -197,14 +196,15 @@ class Stream:
     def forget(self, id: int) -> None:
         self._waiting.pop(id, None)
 
-    def late(self) -> None:
-        """Somebody has waited for long. If nothing has come for long, the stream is given up."""
+    def given_up(self) -> bool:
+        """Gives it up if it has been silent for too long."""
         with self._lock:
-            silent = self._call is not None and time.monotonic() - self._quiet_since_s >= self.patience_s
-            if not silent or self._why_ended:
-                return
+            silent = self._asked and time.monotonic() - self._quiet_since_s >= self.patience_s
+            if self._call is None or not silent or self._why_ended:
+                return False
             self.patience_s = min(2 * self.patience_s, MOST_SILENT_S)
         self.end(StreamLost(f"{self.address}: connected, but no answer for too long"))
+        return True
 
     def retire(self) -> None:
         """Nothing new is sent; what is waited for still comes."""
@@ -249,13 +249,13 @@ class Stream:
         if self._why_ended:  # `end` came before there was a call to cancel
             self._call.cancel()
         for message in self._call:
-            self._quiet_since_s = time.monotonic()
             self.patience_s = SILENT_S
             for item in message.answers:
                 answer = self._waiting.pop(item.id, None)
                 if answer is not None:
                     with suppress(InvalidStateError):  # cancelled meanwhile
                         answer.set_result(item.lookup)
+            self._quiet_since_s, self._asked = time.monotonic(), bool(self._waiting)
             if message.draining:
                 self.retire()
 
@@ -280,6 +280,8 @@ class Stream:
                 if size >= MESSAGE_BYTES or self._out.empty():
                     break
                 item = self._out.get()
+            if message.lookups and not self._asked:
+                self._quiet_since_s, self._asked = time.monotonic(), True
             yield message
             if item is not None:
                 item = self._out.get()

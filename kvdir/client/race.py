@@ -7,7 +7,8 @@
         └─▶ ask the next that was not asked
 
 Rules: at most one extra question is under way, and only where asking twice does no harm (Call.hedged); an answer is taken
-once. A coordinator that hangs is left by the end of its share, so the others get theirs.
+once. A coordinator that hangs is left by the end of its share, so the others get theirs. That a namespace is unknown is the
+answer only if all say so: whoever gave none might know it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvdir.client.addresses import Addresses
+from kvdir.errors import DeadlineExceeded, KvdirError
 
 PATIENCE_S = 0.05
 PATIENCE_SHARE = 0.25
@@ -48,10 +50,12 @@ class Race:
         self._began_s: dict[str, float] = {}
         self._under_way: list[str] = []
         self._hedge = ""
+        self._failure: KvdirError | None = None
+        self._unknown: KvdirError | None = None
         self._patience_s = min(PATIENCE_S, max(0.0, end_s - now_s) * PATIENCE_SHARE)
         self.hedged = hedged and len(self._left) > 1
         """Whether a second question may become due while the first is under way."""
-        self._look_s = now_s + self._patience_s
+        self._look_s = now_s
         counters.questions += 1
         if hedged:
             addresses.save()
@@ -68,6 +72,7 @@ class Race:
         until_s = now_s + (self._end_s - now_s) / len(self._left)
         address = self._left.pop(0)
         self._began_s[address] = now_s
+        self._look_s = now_s + self._patience_s
         self._under_way.append(address)
         return address, until_s
 
@@ -85,13 +90,15 @@ class Race:
         """How long to wait for an answer before `hedge_due` is worth asking; None: until there is one."""
         return max(0.0, self._look_s - now_s) if self._may_hedge else None
 
-    def lost(self, address: str, now_s: float) -> None:
+    def lost(self, address: str, now_s: float, error: KvdirError) -> None:
         """It gave no answer."""
+        self._failure = error
         self._under_way.remove(address)
         self._addresses.failed(address, now_s=now_s)
 
-    def knew_nothing(self, address: str) -> None:
+    def knew_nothing(self, address: str, error: KvdirError) -> None:
         """It does not know what was asked about, which the next one may: it may have started a moment ago."""
+        self._unknown = error
         self._under_way.remove(address)
 
     def won(self, address: str, now_s: float, *, warming: bool = False) -> None:
@@ -105,6 +112,11 @@ class Race:
         for other in self._under_way:
             if other != address and now_s - self._began_s[other] >= FAR_SLOWER * took_s:
                 self._addresses.failed(other, now_s=now_s)
+
+    @property
+    def failure(self) -> KvdirError:
+        """Of a race that nobody won."""
+        return self._failure or self._unknown or DeadlineExceeded("no coordinator was asked: the deadline had passed")
 
     @property
     def _may_hedge(self) -> bool:

@@ -153,17 +153,18 @@ class Client:
         end_s = time.monotonic() + deadline_s
         self._look_around(end_s)
         address = self._addresses.order(now_s=time.monotonic())[0]
-        method = self._connected(address, end_s).unary_stream(
-            calls.DUMP_METHOD,
-            request_serializer=admin_pb2.DumpRequest.SerializeToString,
-            response_deserializer=admin_pb2.DumpChunk.FromString,
-        )
         request = calls.dump_request(namespace_digest=namespace_digest, node=node, chunk_blocks=chunk_blocks)
-        try:
-            for chunk in method(request, timeout=end_s - time.monotonic()):
-                yield decode_part(chunk)
-        except grpc.RpcError as error:
-            raise from_rpc_error(error, target=address) from error
+        with self._used(address):
+            method = self._connected(address, end_s).unary_stream(
+                calls.DUMP_METHOD,
+                request_serializer=admin_pb2.DumpRequest.SerializeToString,
+                response_deserializer=admin_pb2.DumpChunk.FromString,
+            )
+            try:
+                for chunk in method(request, timeout=end_s - time.monotonic()):
+                    yield decode_part(chunk)
+            except grpc.RpcError as error:
+                raise from_rpc_error(error, target=address) from error
 
     def _call(self, call: Call[AnswerT], deadline_s: float | None) -> AnswerT:
         now_s = time.monotonic()
@@ -172,26 +173,22 @@ class Client:
         race = Race(self._addresses, self.races, now_s=now_s, end_s=end_s, hedged=call.hedged)
         if race.hedged:
             return self._hedged(call, race)
-        failure: KvdirError | None = None
         while (turn := race.begin(time.monotonic())) is not None:
             address, until_s = turn
             try:
                 answer = self._try(call, address, until_s)
             except (Unavailable, DeadlineExceeded) as error:
-                failure = error
                 self._ready.discard(address)
-                race.lost(address, time.monotonic())
+                race.lost(address, time.monotonic(), error)
             except UnknownNamespace as error:
-                failure = error
-                race.knew_nothing(address)
+                race.knew_nothing(address, error)
             else:
                 race.won(address, time.monotonic(), warming=isinstance(answer, Lookup) and answer.warming)
                 return answer
-        raise failure or DeadlineExceeded("no coordinator was asked: the deadline had passed")
+        raise race.failure
 
     def _hedged(self, call: Call[AnswerT], race: Race) -> AnswerT:
         """Without a thread per question: whoever answers says in `ended` which one has ended."""
-        failure: KvdirError | None = None
         ended: queue.SimpleQueue[str] = queue.SimpleQueue()
         under_way: dict[str, _Question] = {}
         again: set[str] = set()
@@ -203,7 +200,7 @@ class Client:
                     if turn is not None:
                         under_way[turn[0]] = self._begin(call, *turn, ended=ended)
                     elif not under_way:
-                        raise failure or DeadlineExceeded("no coordinator was asked: the deadline had passed")
+                        raise race.failure
                 address = _first_ended(ended, under_way, wait_s=race.wait_s(now_s))
                 if address not in under_way:
                     continue
@@ -217,11 +214,9 @@ class Client:
                         again.add(address)
                         under_way[address] = self._begin(call, address, question.end_s, ended=ended)
                         continue
-                    failure = error
-                    race.lost(address, time.monotonic())
+                    race.lost(address, time.monotonic(), error)
                 except UnknownNamespace as error:
-                    failure = error
-                    race.knew_nothing(address)
+                    race.knew_nothing(address, error)
                 else:
                     race.won(address, time.monotonic(), warming=isinstance(answer, Lookup) and answer.warming)
                     return answer
@@ -261,11 +256,13 @@ class Client:
             self._streams.forget(lambda address: address not in self._addresses)
         with self._connecting:
             gone = [address for address in self._channels if address not in self._addresses]
-            idle = [self._channels.pop(address) for address in gone if not self._using[address]]
+            idle = {address: self._channels.pop(address) for address in gone if not self._using[address]}
+            for address in idle:
+                del self._using[address]
             self._ready.difference_update(gone)
             if len(idle) == len(gone):
                 self._pruned = generation
-        for channel in idle:
+        for channel in idle.values():
             channel.close()
 
     @contextlib.contextmanager
@@ -287,6 +284,9 @@ class Client:
         try:
             question = asked = self._ask(call, address, end_s)
             future: Any = asked.future
+        except (Unavailable, DeadlineExceeded) as error:
+            ended.put(address)
+            return _NotAsked(end_s, error)
         except NoStream:
             self._use(address, 1)
             method: Any = self._channel(address).unary_unary(
@@ -351,6 +351,20 @@ class _Question(Protocol):
     def end_s(self) -> float: ...
     def result(self) -> Any: ...
     def cancel(self) -> None: ...
+
+
+class _NotAsked:
+    """A question that could not even be sent: it was too late, or the client is closed."""
+
+    def __init__(self, end_s: float, error: KvdirError) -> None:
+        self.end_s = end_s
+        self._error = error
+
+    def result(self) -> Any:
+        raise self._error
+
+    def cancel(self) -> None:
+        pass
 
 
 class _Unary:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from kvdir.client.aio import DirectoryClient
 from kvdir.client.discovery import Discovery
 from kvdir.core.feedback import StaleReport
-from kvdir.errors import DeadlineExceeded, Unavailable
+from kvdir.errors import DeadlineExceeded, KvdirError, Unavailable
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import Tier
 from kvdir.rpc.cancel import call_alone_cancelled
@@ -55,8 +55,15 @@ class Coordinators:
         except (DeadlineExceeded, Unavailable):
             self._unanswered(waited_s=self._clock() - began_s)
             raise
-        self._silences, self._lates, self._skip_until_s = 0, 0, 0.0
+        except KvdirError:
+            self._answered()
+            raise
+        self._answered()
         return Nominations(claims(found.runs, found.sets, found.nodes), found.nodes)
+
+    def _answered(self) -> None:
+        """Whatever it said: one that knows no namespace yet, too."""
+        self._silences, self._lates, self._skip_until_s = 0, 0, 0.0
 
     def _unanswered(self, *, waited_s: float) -> None:
         self._lates += waited_s >= FAIR_S

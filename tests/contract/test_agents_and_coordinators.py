@@ -6,6 +6,7 @@ import asyncio
 import random
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -13,13 +14,17 @@ import grpc.aio
 import numpy as np
 import pytest
 
+from kvdir.client.discovery import Discovery
+from kvdir.errors import Unavailable, UnknownNamespace
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import NodeTrust, StreamState
 from kvdir.rpc.lookup_codec import encode_fingerprints
+from kvdir.testing.fake_node import some_fingerprints
 from kvdir.testing.served import Served, serving
 from kvdir.testing.wait import eventually
 from peer_agent.core.effects import LoadStatus
 from peer_agent.core.records import BLOCK_RECORD
+from peer_agent.server.directory import Coordinators
 from peer_agent.server.peer import PeerFailure
 from peer_agent.testing import local_cluster, sample_namespace
 from peer_agent.v1 import peer_pb2, peer_pb2_grpc
@@ -45,6 +50,21 @@ async def test_serves_locally_and_says_so_when_the_coordinator_is_down_at_start(
         assert not result.directory_reached
         cluster.blocks.check(both, into, result)
         assert "127.0.0.1:1: not connected" in cluster.agents["a"].publishing.in_words()
+
+
+async def test_pause_ends_when_a_coordinator_answers_that_it_knows_nothing_yet():
+    async with serving() as fresh:
+        now_s = 0.0
+        coordinators = Coordinators(Discovery(fresh.address), node="n1", timeout_s=5.0, clock=lambda: now_s)
+        coordinators._pause()
+        ask = partial(coordinators.nominate, bytes(32), some_fingerprints(1), timeout_s=5.0)
+        with pytest.raises(Unavailable, match="asked again in"):
+            await ask()
+        now_s = 10.0
+        for _ in range(2):
+            with pytest.raises(UnknownNamespace):
+                await ask()
+        await coordinators.close()
 
 
 async def test_directory_is_whole_again_when_the_coordinator_was_restarted(directory: Path):

@@ -280,6 +280,30 @@ async def test_silent_coordinator_is_not_connected_to_over_and_over(monkeypatch:
         await asyncio.gather(*asked, return_exceptions=True)
 
 
+async def test_stream_is_given_up_when_every_deadline_is_shorter_than_the_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvdir.client.lookup_stream.SILENT_S", 0.3)
+    async with silent_server() as silent, DirectoryClient(silent.address) as client, asyncio.timeout(20):
+        while silent.calls < 2:
+            with pytest.raises((DeadlineExceeded, Unavailable)):
+                await client.lookup(DIGEST, BLOCKS, deadline_s=0.1)
+
+
+async def test_stream_is_kept_when_the_lookups_that_ended_were_never_sent() -> None:
+    """As in a hedge that was won while the slower one still connected: nothing is owed."""
+    async with serving() as served, holding(served), DirectoryClient(served.address) as client:
+        asking = asyncio.create_task(client.lookup(DIGEST, BLOCKS))
+        await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        (stream,) = client._streams._streams.values()  # type: ignore[union-attr]
+        await eventually(lambda: "LookupStream" in served.coordinator.metrics.calls.methods, what="it is connected")
+        patience_s, stream.patience_s = stream.patience_s, 0.0
+        assert not stream.given_up()
+        stream.patience_s = patience_s
+        assert (await client.lookup(DIGEST, BLOCKS)).hits == 64
+        assert client._streams._streams[served.address] is stream  # type: ignore[union-attr]
+
+
 async def test_lookups_go_call_by_call_when_there_are_too_many_streams() -> None:
     config = replace(FAST_CONFIG, max_lookup_streams=1)
     async with serving(config) as served, holding(served), DirectoryClient(served.address) as second:

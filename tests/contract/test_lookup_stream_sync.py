@@ -6,11 +6,14 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
+from kvdir.client.lookup_stream import NoStream, StreamLost
+from kvdir.client.lookup_stream_sync import Asked, Stream
 from kvdir.client.sync import Client
 from kvdir.errors import DeadlineExceeded, TooLarge, Unavailable, UnknownNamespace
 from kvdir.testing.fake_node import EXAMPLE_NAMESPACE, FakeNode, some_fingerprints
@@ -111,6 +114,41 @@ async def test_stream_is_given_up_when_nothing_comes_for_long(monkeypatch: pytes
             silent.broken.set()
             with pytest.raises(Unavailable, match="broken"):
                 await asyncio.wrap_future(patient)
+
+
+async def test_stream_is_given_up_when_every_deadline_is_shorter_than_the_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvdir.client.lookup_stream_sync.SILENT_S", 0.3)
+    async with silent_server() as silent, asyncio.timeout(20):
+        with Client(silent.address) as client:
+            while silent.calls < 2:
+                with pytest.raises((DeadlineExceeded, Unavailable)):
+                    await run(client.lookup, DIGEST, BLOCKS, deadline_s=0.1)
+
+
+async def test_next_coordinator_is_asked_when_a_stream_is_lost_too_late_to_ask_there_again() -> None:
+    class LostLate:
+        """A stream to a coordinator that breaks just when the share of the deadline is over."""
+
+        asked = 0
+
+        def ask(self, address: str, request: object, *, end_s: float) -> Asked:
+            if address != "127.0.0.1:1":
+                raise NoStream
+            self.asked += 1
+            if self.asked > 1:
+                raise DeadlineExceeded("the deadline passed before the call")
+            lost: Future[Any] = Future()
+            lost.set_exception(StreamLost("broken"))
+            return Asked(Stream(address, (), 0.1, patience_s=1.0, on_refused=lambda: None), 1, end_s, lost)
+
+        def close(self) -> None:
+            pass
+
+    async with serving() as served, holding(served):
+        with Client(["127.0.0.1:1", served.address], stream=False) as client:
+            client._streams = breaking = LostLate()  # type: ignore[assignment]
+            assert (await run(client.lookup, DIGEST, BLOCKS)).hits == 64
+            assert breaking.asked == 2
 
 
 async def test_lookups_go_call_by_call_when_the_coordinator_knows_no_streams() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 import threading
 import time
@@ -14,6 +15,7 @@ import pytest
 
 from kvdir.client.aio import DirectoryClient
 from kvdir.client.discovery import Discovery, DnsName, KubernetesService, Listed, parse, resolve_name
+from kvdir.client.kubernetes import ApiServer, EndpointSlices
 from kvdir.client.sync import Client
 from kvdir.errors import InvalidInput, Unavailable
 from kvdir.testing.check_resolver import check_resolver
@@ -57,7 +59,22 @@ def test_lists_of_any_kind_are_parsed() -> None:
 
 @pytest.mark.parametrize(
     "bad",
-    ["", "nohost", "dns:///", "dns:///x", "dns:///x:y", "k8s:///x:1", "k8s:///a.b.c:1", "k8s:///a.b", "http:///x:1", "a:1,b"],
+    [
+        "",
+        "nohost",
+        "dns:///",
+        "dns:///x",
+        "dns:///x:y",
+        "k8s:///x:1",
+        "k8s:///a.b.c:1",
+        "k8s:///a.b",
+        "http:///x:1",
+        "a:1,b",
+        "a:0",
+        "a:65536",
+        "a:²",
+        "dns:///x:70000",
+    ],
 )
 def test_what_names_no_coordinators_is_refused_with_what_does(bad: str) -> None:
     with pytest.raises(InvalidInput, match="host:port"):
@@ -87,6 +104,14 @@ async def test_changes_of_a_name_are_heard_and_failures_keep_what_was_known() ->
         names.names["kvdir"] = ["10.0.0.3"]
         await eventually(lambda: heard[-1] == ("fixed:1", "10.0.0.3:7400"))
         assert discovery.problem == ""
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_source_that_ends_by_a_bug_says_so_and_keeps_what_was_known() -> None:
+    answers = [["10.0.0.1:1"]]
+    with Discovery("dns:///kvdir:1", resolve=lambda name, port: answers.pop(), refresh_s=0.01) as discovery:
+        await eventually(lambda: "IndexError" in discovery.problem, what="it says so")
+        assert discovery.addresses == ("10.0.0.1:1",)
 
 
 async def test_endpoints_are_watched_ready_or_not_but_not_those_that_end(kubernetes: FakeKubernetes) -> None:
@@ -167,6 +192,18 @@ async def test_close_ends_a_watch_at_once(kubernetes: FakeKubernetes) -> None:
     await eventually(lambda: kubernetes.watches == 1, what="it watches")
     discovery.close()
     assert [thread for thread in threading.enumerate() if thread.name == "kvdir-discovery"] == []
+
+
+def test_close_ends_a_request_that_begins_at_that_moment(tmp_path: Path) -> None:
+    """At a server that accepts, and says nothing."""
+    (tmp_path / "token").write_text("token")
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        api = ApiServer("127.0.0.1", mute.getsockname()[1], tmp_path / "token", None)
+        source, stop = EndpointSlices("kvdir", "prod", "7400", api=lambda: api), threading.Event()
+        stop.set()
+        source.interrupt()
+        with pytest.raises(OSError, match="interrupted"):
+            next(source._watch(stop))
 
 
 def test_service_outside_of_a_pod_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,10 @@ import pytest
 
 from kvdir.client.addresses import Addresses
 from kvdir.client.race import PATIENCE_S, Race, RaceCounters
-from kvdir.errors import InvalidInput
+from kvdir.errors import DeadlineExceeded, InvalidInput, Unavailable, UnknownNamespace
 
 THREE = ("a:1", "b:1", "c:1")
+REFUSED, UNKNOWN = Unavailable("refused"), UnknownNamespace("never heard of")
 
 
 def race(addresses: Addresses, *, now_s: float = 0.0, deadline_s: float = 3.0, hedged: bool = True) -> Race:
@@ -83,27 +84,27 @@ def test_next_is_asked_at_once_when_one_refuses() -> None:
     one = Race(addresses, counters, now_s=0.0, end_s=3.0, hedged=False)
     assert one.begin(0.0) == ("a:1", 1.0)
     assert one.wait_s(0.0) is None
-    one.lost("a:1", 0.001)
+    one.lost("a:1", 0.001, REFUSED)
     turn = one.begin(0.001)
     assert turn is not None
     assert turn[0] == "b:1"
     assert (counters.moved_on, counters.hedges) == (1, 0)
-    one.lost("b:1", 2.0)
+    one.lost("b:1", 2.0, REFUSED)
     assert one.begin(2.0) == ("c:1", 3.0)
-    one.lost("c:1", 3.0)
+    one.lost("c:1", 3.0, REFUSED)
     assert one.begin(3.0) is None
 
 
 def test_shares_leave_time_for_the_others_when_one_hangs() -> None:
     one = race(Addresses(THREE), deadline_s=9.0, hedged=False)
     assert one.begin(0.0) == ("a:1", 3.0)
-    one.lost("a:1", 3.0)
+    one.lost("a:1", 3.0, REFUSED)
     assert one.begin(3.0) == ("b:1", 6.0)
-    one.lost("b:1", 3.5)  # refused early: the time is for the next
+    one.lost("b:1", 3.5, REFUSED)  # refused early: the time is for the next
     assert one.begin(3.5) == ("c:1", 9.0)
     late = race(Addresses(THREE), deadline_s=0.0, hedged=False)
     assert late.begin(1.0) is not None, "the first is always tried"
-    late.lost("a:1", 1.0)
+    late.lost("a:1", 1.0, REFUSED)
     assert late.begin(1.0) is None
 
 
@@ -134,7 +135,7 @@ def test_one_that_warms_is_asked_later_and_one_that_knows_nothing_is_passed_over
     addresses = Addresses(THREE)
     one = race(addresses)
     one.begin(0.0)
-    one.knew_nothing("a:1")
+    one.knew_nothing("a:1", UNKNOWN)
     assert one.begin(0.001)[0] == "b:1"  # type: ignore[index]
     one.won("b:1", 0.002, warming=True)
     assert addresses.order(now_s=0.01) == ["a:1", "c:1", "b:1"]
@@ -152,3 +153,30 @@ def test_waiting_questions_move_without_paying_when_another_has_found_the_first_
             one.begin(PATIENCE_S)
             one.won("b:1", PATIENCE_S + 0.001)
     assert moved == 100
+
+
+@pytest.mark.parametrize("unknown_first", [True, False])
+def test_unknown_is_the_answer_only_if_all_say_so(unknown_first: bool) -> None:
+    one = race(Addresses(("a:1", "b:1")), hedged=False)
+    assert isinstance(one.failure, DeadlineExceeded), "nobody was asked yet"
+    for address, unknown in (("a:1", unknown_first), ("b:1", not unknown_first)):
+        one.begin(0.0)
+        if unknown:
+            one.knew_nothing(address, UNKNOWN)
+        else:
+            one.lost(address, 0.0, REFUSED)
+    assert one.failure is REFUSED
+    both = race(Addresses(("a:1", "b:1")), hedged=False)
+    for address in ("a:1", "b:1"):
+        both.begin(0.0)
+        both.knew_nothing(address, UNKNOWN)
+    assert both.failure is UNKNOWN
+
+
+def test_second_has_its_patience_too_when_the_first_refuses_late() -> None:
+    one = race(Addresses(THREE))
+    one.begin(0.0)
+    one.lost("a:1", PATIENCE_S * 0.9, REFUSED)
+    one.begin(PATIENCE_S * 0.9)
+    assert not one.hedge_due(PATIENCE_S)
+    assert one.hedge_due(PATIENCE_S * 1.9)
