@@ -32,10 +32,13 @@ _BLOCK_BYTES = 16  # key, age, set
 class Walk:
     """Of one watcher. digests: only these namespaces; empty: all. `done` when the end was given."""
 
-    def __init__(self, feed: Feed, index: BlockIndex, digests: frozenset[bytes], *, now_s: float) -> None:
+    def __init__(
+        self, feed: Feed, index: BlockIndex, digests: frozenset[bytes], *, now_s: float, page_blocks: int = PAGE_BLOCKS
+    ) -> None:
         self._feed = feed
         self._index = index
         self._digests = digests
+        self._page_blocks = page_blocks
         self._roster = feed.roster(digests, now_s)
         self._roster.reverse()
         self._cursor = 0
@@ -61,7 +64,7 @@ class Walk:
         if self._paged:
             self.done = True
             return SnapshotEnd(self._blocks)
-        blocks = min(PAGE_BLOCKS, max_bytes // _BLOCK_BYTES)
+        blocks = min(self._page_blocks, max_bytes // _BLOCK_BYTES)
         while blocks >= 1:
             following, keys, numbers, sets = self._index.dump(self._cursor, blocks)
             if blocks == 1 or len(keys) * 2 + sum(map(len, sets)) <= max_bytes:

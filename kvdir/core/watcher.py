@@ -18,19 +18,20 @@ from typing import TYPE_CHECKING
 
 from kvdir.core.feed import Feed
 from kvdir.core.feed_items import Beat, End, Response, Start, Welcome
-from kvdir.core.walk import Walk
+from kvdir.core.walk import PAGE_BLOCKS, Walk
 
 if TYPE_CHECKING:
     from kvdir.index import BlockIndex
 
 MESSAGE_BYTES = 256 * 2**10
-"""About as much goes into one message; also the least credit that is worth using."""
+"""Of one message, about; also the least credit that is worth using."""
 MIN_CREDIT_BYTES = 2**20
 MAX_AHEAD_BYTES = 32 * 2**20
 
 
 class Watcher:
     """welcome: as it will be said, but for `snapshot`, which depends on the start. encode: a response without items.
+    message_bytes: about as much goes into one message; more than any item has. page_blocks: at most, of one page.
 
     behind: whether something waits for it. ended: why it ends, once it does; said_end: once that was said, too.
     """
@@ -45,6 +46,8 @@ class Watcher:
         *,
         stall_s: float,
         now_s: float,
+        message_bytes: int = MESSAGE_BYTES,
+        page_blocks: int = PAGE_BLOCKS,
     ) -> None:
         self.name = start.watcher
         self.sent_bytes = 0
@@ -56,6 +59,7 @@ class Watcher:
         self._digests = start.digests
         self._beat_s = welcome.beat_interval_s
         self._stall_s = stall_s
+        self._message_bytes = message_bytes
         self._credit_bytes = 0
         self._heard_credit_bytes = 0
         self._began_s = now_s
@@ -64,7 +68,7 @@ class Watcher:
         head = feed.head
         resumes = start.log_id == feed.log_id and start.position > 0 and feed.reaches(start.position)
         self.position = start.position if resumes else head
-        self._walk = None if resumes else Walk(feed, index, start.digests, now_s=now_s)
+        self._walk = None if resumes else Walk(feed, index, start.digests, now_s=now_s, page_blocks=page_blocks)
         self.snapshot = not resumes
         self._first: bytes = encode(Response(welcome=replace(welcome, snapshot=self.snapshot)))
         self.credit(start.credit_bytes, now_s=now_s)
@@ -101,7 +105,7 @@ class Watcher:
         if not self._feed.reaches(self.position):
             self.cut_off = True
             self.end("too slow: what comes next for you has left the log (watch_log_bytes); begin anew", begin_anew=True)
-        elif now_s - self._credit_s > self._stall_s and self._room() < MESSAGE_BYTES and self.behind:
+        elif now_s - self._credit_s > self._stall_s and self._room() < self._message_bytes and self.behind:
             self.cut_off = True
             self.end(f"no credit for {self._stall_s:g} s although something waits for you; come back when you can read")
 
@@ -114,8 +118,8 @@ class Watcher:
             return self._encode(Response(end=self.ended))
         parts = [self._first] if self._first else []
         self._first = b""
-        room = min(self._room(), MESSAGE_BYTES)
-        if room == MESSAGE_BYTES:
+        room = min(self._room(), self._message_bytes)
+        if room == self._message_bytes:
             parts += self._contents(room, now_s)
         if self.beat_due(now_s):
             self._beat_due_s = now_s + self._beat_s

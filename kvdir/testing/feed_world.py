@@ -55,10 +55,13 @@ def random_move(world: World, rng: random.Random) -> None:
 
 
 class FeedWorld(World):
-    """See the module docstring. log_bytes: of the coordinator's log; small ones cut the replica off."""
+    """See the module docstring. log_bytes: of the coordinator's log; small ones cut the replica off. message_bytes: small ones
+    make many of what would be one, so that more can happen in between.
+    """
 
-    def __init__(self, ring_events: int, *, log_bytes: int, sketches: bool = True) -> None:
+    def __init__(self, ring_events: int, *, log_bytes: int, message_bytes: int = 1_000, sketches: bool = True) -> None:
         self.log_bytes = log_bytes
+        self.message_bytes = message_bytes
         self.logs = 0
         self.cut_offs = self.resumes = self.snapshots = 0
         self.watcher: Watcher | None = None
@@ -110,7 +113,10 @@ class FeedWorld(World):
             expire_after_s=20.0,
         )
         index = self.directory.index
-        self.watcher = Watcher(self.feed, index, start, welcome, encode_response, stall_s=60.0, now_s=self.now_s)
+        self.watcher = Watcher(
+            self.feed, index, start, welcome, encode_response,
+            stall_s=60.0, now_s=self.now_s, message_bytes=self.message_bytes, page_blocks=1,
+        )  # fmt: skip
         self.credit = CreditLine(MIN_CREDIT_BYTES, now_s=self.replica_now_s)
 
     def say(self) -> None:

@@ -10,7 +10,7 @@ import pytest
 from kvdir.core.directory import Directory, Hello, Limits, Welcomed
 from kvdir.core.event import Event
 from kvdir.core.feed import ITEM_BLOCKS, Feed, narrow
-from kvdir.core.feed_items import Item, NodeItem, Removed, SnapshotEnd, Start, Stored, Welcome
+from kvdir.core.feed_items import Item, NodeItem, Page, Removed, SnapshotEnd, Start, Stored, Welcome
 from kvdir.core.feed_log import ENTRY_BYTES, FeedLog
 from kvdir.core.namespaces import Announced
 from kvdir.core.node import Stream
@@ -83,6 +83,30 @@ def test_wait_counts_from_the_clock_before_an_item_came() -> None:
 
 def test_wait_is_infinite_when_the_item_was_let_go() -> None:
     assert math.isinf(new_log(100, limit_bytes=2 * (ENTRY_BYTES + 5)).waited_s(5, 1.0))
+
+
+def test_no_page_is_sent_before_the_log_that_explains_it() -> None:
+    told = Told()
+    told.say(stored(some_fingerprints(50, width=16)))
+    watcher = watch(told, message_bytes=1_000, page_blocks=1)
+    assert not [item for item in one_message(watcher) if isinstance(item, Page)], "the roster goes first"
+    for seed in range(1, 40):  # more than a message, about a holder that the watcher has not heard of
+        told.say(stored(some_fingerprints(5, width=16, seed=seed), Tier.DISK if seed % 2 else Tier.CPU))
+    messages = 0
+    while watcher.position < told.feed.head:
+        items, messages = one_message(watcher), messages + 1
+        assert any(isinstance(item, Page) for item in items) == (watcher.position == told.feed.head)
+    assert messages > 1
+
+
+def test_run_that_is_still_open_waits_since_it_began() -> None:
+    told = Told()
+    told.say(stored(some_fingerprints(5, width=16)))
+    position = told.feed.head
+    told.say(stored(some_fingerprints(5, width=16, seed=1)))
+    told.feed.settled(9.0)
+    assert told.feed.head == position + 1
+    assert told.feed.waited_s(position, 9.0) == 9.0
 
 
 def test_watcher_is_told_that_it_fell_off_by_what_is_still_open() -> None:
@@ -200,13 +224,19 @@ def test_narrowing_keeps_the_first_8_bytes_of_each(width: int) -> None:
 # -- a watcher -----------------------------------------------------------------------------------------------------------
 
 
-def watch(told: Told, *, credit_bytes: int = MIN_CREDIT_BYTES, stall_s: float = 5.0, now_s: float = 1.0) -> Watcher:
+def watch(
+    told: Told, *, credit_bytes: int = MIN_CREDIT_BYTES, stall_s: float = 5.0, now_s: float = 1.0, **sizes: int
+) -> Watcher:
     welcome = Welcome(
         coordinator="c", log_id=7, seed=1, blocks=0, beat_interval_s=100.0, stale_after_s=5.0, expire_after_s=60.0
     )
     start = Start("w", credit_bytes=credit_bytes)
     index = told.directory.index
-    return Watcher(told.feed, index, start, welcome, encode_response, stall_s=stall_s, now_s=now_s)
+    return Watcher(told.feed, index, start, welcome, encode_response, stall_s=stall_s, now_s=now_s, **sizes)
+
+
+def one_message(watcher: Watcher) -> tuple[Item, ...]:
+    return decode_response(watcher.next(warming=False, incomplete=False, now_s=1.0)).items
 
 
 def everything(watcher: Watcher, *, now_s: float) -> list[Item]:
