@@ -17,7 +17,7 @@ Does not: keep sketches (repair is replay, then snapshot), read a clock, or talk
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvdir.core.event import Batch, Event, EventKind, Heartbeat, HeartbeatFigures, OwnerCount, SnapshotChunk
@@ -26,6 +26,7 @@ from kvdir.core.namespaces import KnownNamespace
 from kvdir.core.node import HolderKey, RecentStores
 from kvdir.core.repair import Ask, Chance
 from kvdir.core.snapshot import Intake, SnapshotIntake
+from kvdir.core.store_steps import Clear, Held, Step, Write, join
 from kvdir.core.stream import StreamCursor
 from kvdir.core.trust import Convergent, Cumulative
 from kvdir.core.views import HoldingView, NodeView
@@ -39,36 +40,6 @@ TRAIL_S = 3.0
 """Asynchronous replication lags by milliseconds, seconds at worst; the replay of so much is cheap."""
 RECOUNT_S = 30.0
 """How often the store is asked for its counts although ours equal the owner's: what it lost alone shows in no event."""
-
-
-@dataclass(frozen=True, slots=True)
-class Write:
-    """Blocks of one (namespace digest, tier) that the node holds from now on (`stored`), or holds no more."""
-
-    stored: bool
-    key: HolderKey
-    packed: bytes
-    width: int
-
-
-@dataclass(frozen=True, slots=True)
-class Clear:
-    """The node holds nothing under these keys any more."""
-
-    keys: tuple[HolderKey, ...]
-
-
-Step = Write | Clear
-
-
-@dataclass(slots=True, eq=False)
-class Held:
-    """A holder number of the store. blocks: as the store last counted, and what it said it changed since."""
-
-    number: int
-    namespace: KnownNamespace
-    tier: int
-    blocks: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -115,7 +86,7 @@ class SharedStream:
             for event in batch.events[skip:]:
                 step = self._step(event, now_s)
                 if step is not None:
-                    _join(steps, step)
+                    join(steps, step)
             if batch.first_seq <= next_seq:
                 next_seq = max(next_seq, batch.last_seq + 1)
         return steps
@@ -249,7 +220,7 @@ class SharedStream:
         for entry in chunk.entries:
             step = self._step(entry, now_s)
             if step is not None:
-                _join(steps, step)
+                join(steps, step)
         return steps
 
     def refused(self, *, now_s: float) -> None:
@@ -370,34 +341,3 @@ class SharedStream:
         if self.state is StreamState.SYNCED:
             return Cumulative(value, True, cursor.last_heard_s)
         return Cumulative(value, False, cursor.last_event_s, cursor.untrusted_since_s, self.reason)
-
-
-def rounds(writes: Iterable[tuple[Write, Held]], *, max_blocks: int) -> Iterator[list[tuple[Write, Held]]]:
-    """The writes in order, cut into rounds of at most max_blocks blocks: what one call of the store has time for."""
-    out: list[tuple[Write, Held]] = []
-    room = max_blocks
-    for write, held in writes:
-        at = 0
-        while at < len(write.packed):
-            piece = write.packed[at : at + room * write.width]
-            out.append((Write(write.stored, write.key, piece, write.width), held))
-            at += len(piece)
-            room -= len(piece) // write.width
-            if room == 0:
-                yield out
-                out, room = [], max_blocks
-    if out:
-        yield out
-
-
-def _join(steps: list[Step], step: Step) -> None:
-    """Appends, as part of the last step where that is of the same kind: a round trip costs more than a longer list."""
-    last = steps[-1] if steps else None
-    if (
-        isinstance(step, Write)
-        and isinstance(last, Write)
-        and (last.stored, last.key, last.width) == (step.stored, step.key, step.width)
-    ):
-        steps[-1] = Write(last.stored, last.key, last.packed + step.packed, last.width)
-    else:
-        steps.append(step)

@@ -16,8 +16,9 @@ from kvdir.core.namespaces import Announced, NamespaceTable
 from kvdir.core.outbox import OwnerOutbox
 from kvdir.core.repair import Ask, RepairPolicy
 from kvdir.core.sender import StreamSender
-from kvdir.core.shared_stream import TRAIL_S, Held, SharedStream, Step, Write
+from kvdir.core.shared_stream import TRAIL_S, SharedStream
 from kvdir.core.snapshot import Intake, snapshot_chunks
+from kvdir.core.store_steps import Held, Step, Write
 from kvdir.core.stream import StreamCursor
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import StreamState, Tier

@@ -9,7 +9,8 @@ import pytest
 from kvdir.core.fleet import Fleet, SavedNode
 from kvdir.core.namespaces import Announced, NamespaceTable
 from kvdir.core.repair import RepairPolicy
-from kvdir.core.shared_stream import Held, SharedStream
+from kvdir.core.shared_stream import SharedStream
+from kvdir.core.store_steps import Held
 from kvdir.core.stream import StreamCursor
 from kvdir.core.views import ViewScope
 from kvdir.location import StreamState, Tier

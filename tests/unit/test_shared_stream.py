@@ -10,7 +10,8 @@ from kvdir.core.event import Batch, Event, EventKind, Heartbeat, HeartbeatFigure
 from kvdir.core.feedback import Feedback, StaleReport
 from kvdir.core.namespaces import Announced, NamespaceTable
 from kvdir.core.repair import Ask, RepairPolicy
-from kvdir.core.shared_stream import RECOUNT_S, TRAIL_S, Clear, Held, SharedStream, Write, rounds
+from kvdir.core.shared_stream import RECOUNT_S, TRAIL_S, SharedStream
+from kvdir.core.store_steps import Clear, Held, Write, rounds
 from kvdir.core.stream import StreamCursor
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import StreamState, Tier

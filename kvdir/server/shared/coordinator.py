@@ -17,7 +17,8 @@ from kvdir.core.admission import Counters, Hello, Refused
 from kvdir.core.effects import RequestReplay, RequestSnapshot
 from kvdir.core.fleet import SavedNode
 from kvdir.core.repair import Ask, new_tallies
-from kvdir.core.shared_stream import Held, SharedStream
+from kvdir.core.shared_stream import SharedStream
+from kvdir.core.store_steps import Held
 from kvdir.core.stream import StreamCursor
 from kvdir.core.views import NamespaceView, StatusView
 from kvdir.errors import ConfigError, InvalidInput, Overloaded, Unavailable

@@ -25,8 +25,9 @@ from kvdir.core.admission import Hello
 from kvdir.core.event import Batch, Heartbeat, SnapshotChunk
 from kvdir.core.fleet import SavedNode
 from kvdir.core.node import HolderKey
-from kvdir.core.shared_stream import Clear, Held, SharedStream, Step, Write, rounds
+from kvdir.core.shared_stream import SharedStream
 from kvdir.core.snapshot import Intake
+from kvdir.core.store_steps import Clear, Held, Step, Write, rounds
 from kvdir.location import StreamState
 from kvdir.obs.logs import say
 from kvdir.rpc.saved_codec import encode_saved
