@@ -119,9 +119,13 @@ class Stream:
         return seq < self.cursor.next_seq and not self.cursor.damaged
 
     def evicted_from(self, holder: Holder[Stream], *, now_s: float) -> None:
-        """A holder has just become partial. While something is missing, nobody knows how much of that its sketch has."""
-        if holder.visible and not self.cursor.damaged and (self.hinted or not self.cursor.complete):
-            self.cursor.damage("entries were evicted while events were missing", now_s=now_s)
+        """A holder has just become partial. While something is missing, nobody knows how much of that its sketch has; and what
+        was removed on a reader's word is missing from it.
+        """
+        followed = self.cursor.complete and not self.hinted and not holder.doubt
+        if holder.visible and not self.cursor.damaged and not followed:
+            why = "blocks were in doubt" if holder.doubt else "events were missing"
+            self.cursor.damage(f"entries were evicted while {why}", now_s=now_s)
 
     def trust(self, now_s: float) -> NodeTrust:
         """For an answer. Reused for 10 ms while the state stays: an age needs no more, and a busy lookup builds none."""

@@ -72,9 +72,10 @@ class Reconciler:
             self._agreed(stream, heartbeat.last_seq, digests=digests, now_s=now_s)
         elif cursor.applied_seq == heartbeat.last_seq:
             key = min(stream.suspects)
-            self.contradictions += cursor.state is StreamState.SYNCED  # once, not with every heartbeat until it is repaired
+            surprised = cursor.state is StreamState.SYNCED
+            self.contradictions += surprised  # once, not with every heartbeat until it is repaired
             cursor.contradicted(_words(stated.get(key), stream.holders.get(key)), now_s=now_s)
-            if any(key in stream.holders and stream.holders[key].partial for key in stream.suspects):
+            if surprised and any(key in stream.holders and stream.holders[key].partial for key in stream.suspects):
                 cursor.want_snapshot()  # its owner says what did not change: our sketch need not be one of a set (room.py)
 
     def _agreed(self, stream: Stream, at_seq: int, *, digests: bool, now_s: float) -> None:

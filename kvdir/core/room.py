@@ -13,7 +13,8 @@ It takes owners whose events are exact changes, which is what stating digests pr
 are untrusted as long as they are partial. Rules for a partial holder:
 - an event that is early (beyond a hole), or of a stream that is damaged, adds nothing: it comes again, or a statement covers
   it. One that removes takes entries out of lookups at once, but leaves the sketch alone;
-- to become partial while the stream misses something is damage: nobody knows how much of that the sketch has;
+- to become partial while the stream misses something, or blocks are in doubt, is damage: the sketch is not of what the owner
+  said, and nobody knows by how much;
 - an absolute statement (snapshot, sketch) is taken in as ever, and what does not fit of it is evicted again: nothing loops,
   because what is compared afterwards is the sketch;
 - it is whole again when its sketch and the index count the same, because the one is a part of the other.

@@ -79,6 +79,7 @@ class StreamSender:
         self.skipped_events += max(0, min(first_seq, self._outbox.oldest_seq) - self._next_seq)  # lost ones are counted there
         self._next_seq = first_seq
         if batch is None:
+            self._sent_seq = max(self._sent_seq, self.position)  # lost: may be acknowledged, or they would cost credit for ever
             return None
         self._next_seq = batch.last_seq + 1
         replay = batch.first_seq <= self._sent_seq

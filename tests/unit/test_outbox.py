@@ -120,6 +120,23 @@ def test_events_are_skipped_and_counted_when_sending_is_too_slow() -> None:
     assert sender.skipped_events == 2
 
 
+def test_sending_goes_on_when_more_events_were_lost_than_there_is_credit() -> None:
+    outbox = OwnerOutbox()
+    sender = StreamSender(outbox)
+    sender.opened(resume_seq=0, hello_seq=0, credit=3)
+    outbox.append(event(1))
+    assert sender.next_batch() is not None
+    sender.ack(1)
+    outbox.lose(10)
+    assert sender.next_batch() is None
+    assert sender.heartbeat(HeartbeatFigures()).last_seq == 11
+    sender.ack(11)
+    outbox.append(event(2))
+    batch = sender.next_batch()
+    assert batch is not None
+    assert (batch.first_seq, batch.replay) == (12, False)
+
+
 def test_sending_stops_when_credit_is_used_up() -> None:
     outbox = filled(10)
     sender = StreamSender(outbox)

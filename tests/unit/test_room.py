@@ -256,6 +256,22 @@ def test_a_readers_word_takes_a_hint_and_no_more_when_the_holder_is_partial() ->
     sound(directory)
 
 
+def test_a_readers_wrong_word_is_repaired_when_entries_go_before_the_owner_has_spoken() -> None:
+    directory = bounded()
+    owner, other = Owner(directory, "owner"), Owner(directory, "other")
+    owner.store(BLOCKS.slice(0, 8), now_s=1.0)
+    owner.beat()
+    assert directory.report_stale(StaleReport("owner", 1, 1, DIGEST, Tier.CPU, BLOCKS.slice(0, 3)), now_s=2.0).removed == 3
+    other.store(BLOCKS.slice(8, 12), now_s=3.0)
+    assert "evicted while blocks were in doubt" in owner.stream.cursor.reason
+    owner.remove(BLOCKS.slice(0, 2), now_s=3.0)
+    owner.beat(now_s=3.0)
+    assert owner.answer(now_s=3.5) == ["sketch"]
+    assert (owner.figure(), owner.stream.cursor.state) == (6, StreamState.SYNCED)
+    assert owner.found() > 0
+    sound(directory)
+
+
 def test_mirrors_are_told_block_by_block_when_entries_are_evicted() -> None:
     directory, mirror = bounded(), CheckedMirror()
     directory.add_mirror(mirror, now_s=0.0)
