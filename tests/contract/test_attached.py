@@ -174,8 +174,8 @@ async def test_threads_look_up_while_regions_come_and_go(tmp_path: Path) -> None
     for thread in threads:
         thread.start()
     region = create_region(path)
-    for number in range(60):
-        if number % 20 == 19:
+    for number in range(24):
+        if number % 8 == 7:
             region.close()
             region = create_region(path)
         successor = region.successor()

@@ -169,7 +169,7 @@ def test_nothing_is_left_when_regions_and_readers_come_and_go(tmp_path: Path) ->
 
     live()
     before = used()
-    for _ in range(100):
+    for _ in range(30):
         live()
     assert used() == before
     assert os.listdir(tmp_path) == ["region.lock"]

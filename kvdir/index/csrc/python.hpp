@@ -1,9 +1,9 @@
 // What the two Python types share: argument checks, owned references, and running without the GIL.
 //
-// Rule: the core's lock is only ever taken without the GIL (but for readers of a region, whose lock nobody holds for longer than
-// unmapping takes), and no Python call happens under it; so the two cannot wait for each other. A buffer stays exported for as
-// long as the core reads it, so its memory cannot move or go away; another thread that writes into it meanwhile gets a nonsense
-// batch, not an unsafe one.
+// Rule: nobody waits for a core's lock while holding the GIL, and no Python call happens under it; so the two cannot wait for
+// each other. Short work keeps the GIL if the lock is free: whoever gives the GIL up for microseconds in a process with busy
+// threads gets it back milliseconds later. A buffer stays exported for as long as the core reads it, so its memory cannot move or
+// go away; another thread that writes into it meanwhile gets a nonsense batch, not an unsafe one.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
@@ -156,6 +156,18 @@ bool locked(PyObject* self, Work work) {
     Guarded<Core>& held = guarded<Core>(self);
     return without_gil([&] {
         std::lock_guard<std::mutex> lock(held.mutex);
+        require_usable(held.core);
+        work(held.core);
+    });
+}
+
+// The same for work of microseconds.
+template <class Core, class Work>
+bool locked_briefly(PyObject* self, Work work) {
+    Guarded<Core>& held = guarded<Core>(self);
+    std::unique_lock<std::mutex> lock(held.mutex, std::try_to_lock);
+    if (!lock) return locked<Core>(self, work);
+    return run(Gil::kept, [&] {
         require_usable(held.core);
         work(held.core);
     });

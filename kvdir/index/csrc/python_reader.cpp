@@ -42,15 +42,18 @@ void reader_dealloc(PyObject* self) {
     Py_DECREF(type);
 }
 
-// Short work keeps the GIL: whoever gives it up for ten microseconds in a process with busy threads gets it back much later.
+// Lookups of up to so many blocks count as short work.
 constexpr u64 kShortBlocks = 2048;
 
 // Runs read(view); false with a Python error set when the reader is closed.
 template <class Read>
 bool reading(PyObject* self, Read read, Gil gil = Gil::kept) {
     Reader& reader = reader_of(self);
+    std::shared_lock<std::shared_mutex> lock(reader.mutex, std::defer_lock);
+    if (gil == Gil::kept && !lock.try_lock()) gil = Gil::released;
     return run(gil, [&] {
-        std::shared_lock<std::shared_mutex> lock(reader.mutex);
+        if (!lock) lock.lock();
+        std::shared_lock<std::shared_mutex> held(std::move(lock));  // until this ends, not until the GIL is back
         if (!reader.view) throw RegionError("this reader is closed: open the region again");
         read(static_cast<const RegionView&>(*reader.view));
     });

@@ -57,10 +57,10 @@ PyObject* region_successor(PyObject* self, PyObject* args, PyObject* kwargs) {
     return make(Py_TYPE(self), place, expected, seed);
 }
 
-// Work on the index that answers nothing.
+// Short work on the index that answers nothing.
 template <class Work>
 PyObject* quietly(PyObject* self, Work work) {
-    if (!locked<Index>(self, work)) return nullptr;
+    if (!locked_briefly<Index>(self, work)) return nullptr;
     Py_RETURN_NONE;
 }
 
@@ -152,13 +152,13 @@ PyObject* region_beat(PyObject* self, PyObject* object) {
 
 PyObject* region_path(PyObject* self, void*) {
     std::string path;
-    if (!locked<Index>(self, [&](Index& index) { path = file_of(index).place().path; })) return nullptr;
+    if (!locked_briefly<Index>(self, [&](Index& index) { path = file_of(index).place().path; })) return nullptr;
     return PyUnicode_DecodeFSDefault(path.c_str());
 }
 
 PyObject* region_generation(PyObject* self, void*) {
     u64 generation = 0;
-    if (!locked<Index>(self, [&](Index& index) { generation = index.region().at<RegionHeader>(Segment::header)->generation; }))
+    if (!locked_briefly<Index>(self, [&](Index& index) { generation = index.region().at<RegionHeader>(Segment::header)->generation; }))
         return nullptr;
     return PyLong_FromUnsignedLongLong(generation);
 }
