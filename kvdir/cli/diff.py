@@ -12,13 +12,14 @@ import click
 
 from kvdir.cli.output import CommandFailed, emit, output_option, table
 from kvdir.cli.query import tier_name
+from kvdir.errors import DeadlineExceeded, Unavailable
 
 if TYPE_CHECKING:
     from kvdir.client.sync import Client
     from kvdir.core.diff import Row
 
 _SHOWN_BLOCKS = 10
-_POLL_S = 0.2
+_POLL_S = 0.3  # gRPC's thread that watches a connection lets go of it within 0.2 s; earlier, a new try confuses it
 
 
 @click.command()
@@ -31,7 +32,7 @@ def diff(coordinators: tuple[str, ...], wait_s: float, with_blocks: bool, timeou
     """Whether coordinators believe the same of every node, epoch, namespace and tier.
 
     Exit code 0 if they do, or if some are merely behind (with --wait: only if they do); 1 if two differ at one sequence
-    number; 4 if one cannot be reached.
+    number; 4 if one cannot be reached (with --wait: not by its end).
 
     \b
     Examples:
@@ -53,11 +54,16 @@ def diff(coordinators: tuple[str, ...], wait_s: float, with_blocks: bool, timeou
         pool = stack.enter_context(ThreadPoolExecutor(len(names)))
         end_s = time.monotonic() + wait_s
         while True:
-            views = dict(zip(names, pool.map(lambda client: client.digests(), clients.values()), strict=True))
-            rows = compare(views)
-            verdict = worst(rows)
-            if verdict is Verdict.EQUAL or time.monotonic() >= end_s:
-                break
+            try:
+                views = dict(zip(names, pool.map(lambda client: client.digests(), clients.values()), strict=True))
+            except (Unavailable, DeadlineExceeded):
+                if time.monotonic() >= end_s:
+                    raise
+            else:
+                rows = compare(views)
+                verdict = worst(rows)
+                if verdict is Verdict.EQUAL or time.monotonic() >= end_s:
+                    break
             time.sleep(_POLL_S)
         blocks = list(_differences(clients, rows)) if with_blocks else []
     document = {

@@ -3,7 +3,8 @@
 Rules: every coordinator is as good as any other (soft state). A client begins with the one that its own name leads to, so that
 clients spread, and stays with it while it answers. One that failed, or that another one outpaced by far, is asked later for a
 while that doubles each time, and tried again when nothing better is left. An extra question to a second coordinator (a hedge)
-is paid for by ten ordinary ones, so that hedging never doubles the load of coordinators that are all slow.
+is paid for by ten ordinary ones, so that hedging never doubles the load of coordinators that are all slow. One that has failed
+comes first again only while a hedge beside it is affordable: otherwise one that hangs would cost a share of a deadline each time.
 Does not: find out which coordinators there are (discovery.py), or run a question (race.py).
 """
 
@@ -54,14 +55,14 @@ class Addresses:
 
     def put_off(self, address: str, *, now_s: float) -> bool:
         """Whether it is asked after the others now."""
-        return self._later_until_s.get(address, 0.0) > now_s
+        return self._pauses(address, now_s) or (address in self._failures and self._savings < _HEDGE_PRICE)
 
     def failed(self, address: str, *, now_s: float) -> None:
         """It gave no answer, or one so late that another's came first: it is asked later for a while.
 
         Questions that fail together count once, or a crowd of them would make the longest pause of the first failure.
         """
-        if self.put_off(address, now_s=now_s):
+        if self._pauses(address, now_s):
             return
         failures = self._failures[address] = self._failures.get(address, 0) + 1
         self._later_until_s[address] = now_s + min(_BASE_S * 2 ** min(failures - 1, 10), _LIMIT_S)
@@ -80,6 +81,9 @@ class Addresses:
             return False
         self._savings -= _HEDGE_PRICE
         return True
+
+    def _pauses(self, address: str, now_s: float) -> bool:
+        return self._later_until_s.get(address, 0.0) > now_s
 
 
 def checked(addresses: str | Sequence[str]) -> tuple[str, ...]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from asyncio import CancelledError
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from types import TracebackType
@@ -36,6 +35,7 @@ from kvdir.errors import DeadlineExceeded, KvdirError, Unavailable, UnknownNames
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import MinTrust
 from kvdir.rpc.admin_codec import decode_part
+from kvdir.rpc.cancel import call_alone_cancelled
 from kvdir.rpc.channel import DEFAULT_MAX_MESSAGE_BYTES, client_options, wait_ready
 from kvdir.rpc.status import from_rpc_error
 from kvdir.rpc.story_codec import StoryAnswer
@@ -73,6 +73,7 @@ class DirectoryClient:
         self._deadline_s = deadline_s
         self._connect_timeout_s = connect_timeout_s
         self._options = client_options(max_message_bytes=max_message_bytes)
+        self._closed = False
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._methods: dict[tuple[str, str], Any] = {}
         self._streams = LookupStreams(self._options, connect_timeout_s=connect_timeout_s) if stream else None
@@ -87,6 +88,7 @@ class DirectoryClient:
 
     async def close(self) -> None:
         """Closes the connections; calls under way fail."""
+        self._closed = True
         self._unsubscribe()
         if self._owns_discovery and self._discovery.listens:
             await asyncio.to_thread(self._discovery.close)
@@ -208,7 +210,7 @@ class DirectoryClient:
                 for task in done:
                     address = under_way.pop(task)
                     try:
-                        answer = _result(task, address)
+                        answer = task.result()
                     except (Unavailable, DeadlineExceeded) as error:
                         race.lost(address, time.monotonic(), error)
                     except UnknownNamespace as error:
@@ -229,8 +231,6 @@ class DirectoryClient:
         failure: KvdirError = Unavailable("no coordinator is known")
         for address, outcome in zip(listed, outcomes, strict=True):
             match outcome:
-                case CancelledError():
-                    failure = Unavailable(f"{address}: the connection was lost")
                 case Unavailable() | DeadlineExceeded():
                     failure = outcome
                     self._addresses.failed(address, now_s=time.monotonic())
@@ -311,6 +311,10 @@ class DirectoryClient:
             raise DeadlineExceeded(f"{address}: the deadline passed before the call")
         try:
             return await method(call.request, timeout=remaining_s)
+        except asyncio.CancelledError:
+            if not call_alone_cancelled():
+                raise
+            raise Unavailable(f"{address}: the connection was closed") from None
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNAVAILABLE:
                 self._doubt(address)
@@ -319,6 +323,8 @@ class DirectoryClient:
     async def _connected(self, address: str, end_s: float) -> grpc.aio.Channel:
         channel = self._channels.get(address)
         if channel is None:
+            if self._closed:
+                raise Unavailable(f"{address}: the client was closed")
             channel = self._channels[address] = grpc.aio.insecure_channel(address, options=self._options)
         timeout_s = max(0.0, min(self._connect_timeout_s, end_s - time.monotonic()))
         await wait_ready(channel, target=address, timeout_s=timeout_s)
@@ -327,13 +333,6 @@ class DirectoryClient:
     def _doubt(self, address: str) -> None:
         for key in [key for key in self._methods if key[0] == address]:
             del self._methods[key]
-
-
-def _result(task: asyncio.Task[AnswerT], address: str) -> AnswerT:
-    """Raises what the question raised. Nobody here cancelled it, so if somebody did, it was the channel."""
-    if task.cancelled():
-        raise Unavailable(f"{address}: the connection was lost")
-    return task.result()
 
 
 async def _cancel(tasks: Collection[asyncio.Task[AnswerT]]) -> None:

@@ -69,6 +69,7 @@ class Client:
         self._deadline_s = deadline_s
         self._connect_timeout_s = connect_timeout_s
         self._options = client_options(max_message_bytes=max_message_bytes)
+        self._closed = False
         self._channels: dict[str, grpc.Channel] = {}
         self._ready: set[str] = set()  # connected when last seen; others are waited for, within the call's deadline
         self._connecting = threading.Lock()
@@ -89,7 +90,8 @@ class Client:
             self._discovery.close()
         if self._streams is not None:
             self._streams.close()
-        channels, self._channels = self._channels, {}
+        with self._connecting:
+            self._closed, channels, self._channels = True, self._channels, {}
         for channel in channels.values():
             channel.close()
 
@@ -329,6 +331,8 @@ class Client:
 
     def _channel(self, address: str) -> grpc.Channel:
         with self._connecting:
+            if self._closed:
+                raise Unavailable(f"{address}: the client was closed")
             channel = self._channels.get(address)
             if channel is None:
                 channel = self._channels[address] = grpc.insecure_channel(address, options=self._options)

@@ -125,5 +125,5 @@ def _different_words(names: Sequence[str], sides: Sequence[Side | None], seq: in
         return f"at event {seq} {counts}: {' and '.join(unsure)} knows, and is repairing it"
     return (
         f"at event {seq} {counts}: the agent's next heartbeat carries its own digest, and whoever differs from it repairs "
-        "itself; `kvdir reconcile` does it now"
+        "itself; `kvdir reconcile NODE --coordinator ADDRESS`, at each, does it now"
     )

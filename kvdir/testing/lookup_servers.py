@@ -16,7 +16,10 @@ from kvdir.v1 import directory_pb2, directory_pb2_grpc
 
 
 class Silent(directory_pb2_grpc.DirectoryServicer):
-    """Takes lookups and does not answer, until `broken`: then calls break. `calls`, `reads`: streams, lookups over them."""
+    """Takes lookups and does not answer, until `broken`: then calls break. `calls`, `reads`: streams, lookups over them.
+
+    asked: by calls of their own.
+    """
 
     address = ""
 
@@ -24,8 +27,10 @@ class Silent(directory_pb2_grpc.DirectoryServicer):
         self.broken = asyncio.Event()
         self.calls = 0
         self.reads = 0
+        self.asked = 0
 
     async def Lookup(self, request: Any, context: Any) -> Any:
+        self.asked += 1
         await self.broken.wait()
 
     async def LookupStream(self, request_iterator: Any, context: Any) -> None:

@@ -7,7 +7,6 @@ tries, and the others go on skipping until it has had an answer. What is refused
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 from kvdir.client.aio import DirectoryClient
@@ -16,7 +15,6 @@ from kvdir.core.feedback import StaleReport
 from kvdir.errors import DeadlineExceeded, KvdirError, Unavailable
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import Tier
-from kvdir.rpc.cancel import call_alone_cancelled
 from peer_agent.core.nominees import claims
 from peer_agent.server.load import Nominations
 
@@ -48,10 +46,6 @@ class Coordinators:
             self._pause()
         try:
             found = await self._client.lookup(namespace_digest, fingerprints, deadline_s=timeout_s)
-        except asyncio.CancelledError as error:
-            if not call_alone_cancelled():
-                raise
-            raise Unavailable("the connection to the coordinator was lost") from error
         except (DeadlineExceeded, Unavailable):
             self._unanswered(waited_s=self._clock() - began_s)
             raise
@@ -86,12 +80,7 @@ class Coordinators:
             fingerprints=fingerprints,
             reporter=self._node,
         )
-        try:
-            await self._client.report_stale(report)
-        except asyncio.CancelledError as error:
-            if not call_alone_cancelled():
-                raise
-            raise Unavailable("the connection to the coordinator was lost") from error
+        await self._client.report_stale(report)
 
     async def close(self) -> None:
         await self._client.close()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from kvdir.core.outbox import OwnerOutbox
 from kvdir.testing.fake_node import FakeNode, some_fingerprints
 from kvdir.testing.served import serving
 from kvdir.testing.wait import eventually
+from peer_agent.testing.link import link_to
 
 BLOCKS = some_fingerprints(40)
 
@@ -72,6 +75,23 @@ async def test_unreachable_coordinator_is_named() -> None:
         result = await run(a.address, "127.0.0.1:1")
     assert result.exit_code == Exit.UNREACHABLE
     assert "127.0.0.1:1" in result.output
+
+
+async def test_coordinator_that_is_away_is_waited_for_when_asked_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving() as a, serving() as b:
+        host, _, port = b.address.rpartition(":")
+        async with link_to(host, int(port)) as link:
+            there, link._target = link._target, ("127.0.0.1", 1)
+            pauses = []
+
+            def pause(seconds: float) -> None:
+                pauses.append(seconds)
+                link._target = there
+                time.sleep(seconds)
+
+            monkeypatch.setattr("kvdir.cli.diff.time", SimpleNamespace(monotonic=time.monotonic, sleep=pause))
+            assert (await document(a.address, f"127.0.0.1:{link.port}", "--wait", "20"))["verdict"] == "equal"
+            assert pauses, "it was asked in vain at first"
 
 
 async def test_one_coordinator_is_refused() -> None:

@@ -18,6 +18,7 @@ from kvdir.core.outbox import OwnerOutbox
 from kvdir.errors import Unavailable, UnknownNamespace
 from kvdir.location import Tier
 from kvdir.testing.fake_node import EXAMPLE_NAMESPACE, FakeNode, some_fingerprints
+from kvdir.testing.lookup_servers import silent_server
 from kvdir.testing.served import Served, serving
 from kvdir.testing.wait import eventually
 from peer_agent.testing.link import Link, link_to
@@ -151,6 +152,24 @@ async def test_each_connection_is_let_go_of_once_when_several_calls_notice_that_
         assert client._channels == {}
         assert client._using == {}
     assert [item.closed for item in channels.values()] == [1, 1, 1]
+
+
+async def test_calls_end_with_an_error_when_the_client_is_closed_under_them_and_none_begins_afterwards() -> None:
+    async with silent_server() as silent:
+        client = DirectoryClient(silent.address, stream=False, deadline_s=30.0)
+        asked = asyncio.create_task(client.lookup(EXAMPLE_NAMESPACE.digest, BLOCKS))
+        await eventually(lambda: silent.asked, what="it is asked")
+        await client.close()
+        with pytest.raises(Unavailable, match="closed"):
+            await asked
+        with pytest.raises(Unavailable, match="closed"):
+            await client.nodes()
+        assert client._channels == {}
+        blocking = Client(silent.address)
+        blocking.close()
+        with pytest.raises(Unavailable, match="closed"):
+            await asyncio.to_thread(blocking.nodes)
+        assert blocking._channels == {}
 
 
 async def test_error_names_the_address_when_nobody_is_there(client_of: Callable[[str], tuple[object, Ask]]) -> None:

@@ -193,7 +193,7 @@ async def test_events_and_lookups_go_on_when_one_coordinator_is_slow_but_alive()
                     assert (await client.lookup(DIGEST, BASE)).hits == len(BASE)
                     times.append(time.monotonic() - began_s)
                 assert max(times) < 0.3, "never as slow as the slow one"
-                assert sum(item > 0.04 for item in times) <= 3, "and it is not asked first again and again"
+                assert link.up.passed_bytes < 8 * len(BASE.packed), "and of 40 few were asked there"
             one.remove(BASE.slice(0, 10))
             await asyncio.gather(one.synced(), two.synced())
             await trio.equal()

@@ -180,3 +180,19 @@ def test_second_has_its_patience_too_when_the_first_refuses_late() -> None:
     one.begin(PATIENCE_S * 0.9)
     assert not one.hedge_due(PATIENCE_S)
     assert one.hedge_due(PATIENCE_S * 1.9)
+
+
+def test_one_that_failed_comes_first_again_only_when_a_hedge_beside_it_is_affordable() -> None:
+    """Or a client that asks seldom would wait for its share of the deadline, at one that hangs, time and again."""
+    addresses, waited = Addresses(("a:1", "b:1")), []
+    for number in range(200):
+        now_s = 60.0 * number  # every pause is over
+        one = race(addresses, now_s=now_s)
+        turn = one.begin(now_s)
+        assert turn is not None
+        if turn[0] == "a:1":  # which hangs
+            waited.append(number)
+            assert one.hedge_due(now_s + PATIENCE_S)
+            one.begin(now_s + PATIENCE_S)
+        one.won("b:1", now_s + PATIENCE_S + 0.001)
+    assert 15 <= len(waited) <= 25, "a burst, and then a tenth of the questions"
