@@ -4,7 +4,7 @@ Rules: every coordinator is as good as any other (soft state). A client begins w
 clients spread, and stays with it while it answers. One that failed, or that another one outpaced by far, is asked later for a
 while that doubles each time, and tried again when nothing better is left. An extra question to a second coordinator (a hedge)
 is paid for by ten ordinary ones, so that hedging never doubles the load of coordinators that are all slow. One that has failed
-comes first again only while a hedge beside it is affordable: otherwise one that hangs would cost a share of a deadline each time.
+comes first again only while a hedge beside it is affordable: or one that hangs would cost a share of a deadline each time.
 Does not: find out which coordinators there are (discovery.py), or run a question (race.py).
 """
 
