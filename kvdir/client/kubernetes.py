@@ -12,6 +12,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import random
 import socket
 import ssl
 import threading
@@ -91,7 +92,8 @@ class EndpointSlices:
                 if not stop.is_set():
                     failed(f"{self._name}: {error}")
                 pause_s = min(2 * pause_s, _PAUSE_MAX_S)
-            stop.wait(pause_s)  # also where a watch has ended as it should, so that one which ends at once cannot spin
+            # Also where a watch has ended as it should, so that one which ends at once cannot spin; never all agents at once.
+            stop.wait(pause_s * random.uniform(0.5, 1.0))
 
     def interrupt(self) -> None:
         """What is being read ends at once."""

@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -132,7 +132,7 @@ class _Stream:
         self._connect_timeout_s = connect_timeout_s
         self._ids = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[directory_pb2.LookupResponse]] = {}
-        self._out: deque[directory_pb2.StreamedLookup] = deque()
+        self._out: OrderedDict[int, directory_pb2.StreamedLookup] = OrderedDict()  # only what somebody waits for
         self._wake: asyncio.Future[None] | None = None
         self._impatient: set[int] = set()
         self._watch: asyncio.TimerHandle | None = None
@@ -163,6 +163,7 @@ class _Stream:
         finally:
             timer.cancel()
             self._waiting.pop(id, None)
+            self._out.pop(id, None)
             self._impatient.discard(id)
 
     def retire(self) -> None:
@@ -241,18 +242,17 @@ class _Stream:
             raise
 
     def _message(self) -> directory_pb2.LookupStreamRequest:
-        message, size = directory_pb2.LookupStreamRequest(), 0  # may stay empty, which does no harm
+        message, size = directory_pb2.LookupStreamRequest(), 0
         while self._out and size < MESSAGE_BYTES:
-            item = self._out.popleft()
-            if item.id in self._waiting:  # otherwise nobody waits for it any more
-                message.lookups.append(item)
-                size += len(item.lookup.fingerprints.packed)
-        if message.lookups and not self._asked:
+            _, item = self._out.popitem(last=False)
+            message.lookups.append(item)
+            size += len(item.lookup.fingerprints.packed)
+        if not self._asked:
             self._asked, self._quiet_since_s = True, time.monotonic()
         return message
 
     def _send(self, item: directory_pb2.StreamedLookup) -> None:
-        self._out.append(item)
+        self._out[item.id] = item
         self._rouse()
 
     def _rouse(self) -> None:

@@ -172,7 +172,8 @@ class Stream:
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
         self._waiting: dict[int, Future[directory_pb2.LookupResponse]] = {}
-        self._out: queue.SimpleQueue[directory_pb2.StreamedLookup | None] = queue.SimpleQueue()
+        self._unsent: dict[int, directory_pb2.StreamedLookup] = {}  # only what somebody waits for
+        self._out: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._asked = False  # and owes an answer
         self._quiet_since_s = 0.0
         self._call: Any = None
@@ -189,12 +190,13 @@ class Stream:
         with self._lock:
             if not self.usable:
                 return None
-            self._waiting[asked.id] = asked.future
-            self._out.put(item)
+            self._waiting[asked.id], self._unsent[asked.id] = asked.future, item
+            self._out.put(asked.id)
         return asked
 
     def forget(self, id: int) -> None:
         self._waiting.pop(id, None)
+        self._unsent.pop(id, None)
 
     def given_up(self) -> bool:
         """Gives it up if it has been silent for too long."""
@@ -270,18 +272,19 @@ class Stream:
 
     def _messages(self) -> Iterator[directory_pb2.LookupStreamRequest]:
         """What gRPC's thread sends: everything that is ready, until there is a None."""
-        item = self._out.get()
-        while item is not None:
+        id = self._out.get()
+        while id is not None:
             message, size = directory_pb2.LookupStreamRequest(), 0
-            while item is not None:
-                if item.id in self._waiting:  # otherwise nobody waits for it any more
+            while id is not None:
+                item = self._unsent.pop(id, None)
+                if item is not None:  # otherwise nobody waits for it any more
                     message.lookups.append(item)
                     size += len(item.lookup.fingerprints.packed)
                 if size >= MESSAGE_BYTES or self._out.empty():
                     break
-                item = self._out.get()
+                id = self._out.get()
             if message.lookups and not self._asked:
                 self._quiet_since_s, self._asked = time.monotonic(), True
             yield message
-            if item is not None:
-                item = self._out.get()
+            if id is not None:
+                id = self._out.get()

@@ -57,6 +57,14 @@ async def silent_server() -> AsyncIterator[Silent]:
         silent.broken.set()
 
 
+class Deaf(directory_pb2_grpc.DirectoryServicer):
+    """Lets a stream begin, and reads nothing from it, as a process that hangs."""
+
+    async def LookupStream(self, request_iterator: Any, context: Any) -> None:
+        await context.send_initial_metadata(())
+        await asyncio.get_running_loop().create_future()
+
+
 class Old(directory_pb2_grpc.DirectoryServicer):
     """Knows no streams. `asked`: calls so far."""
 

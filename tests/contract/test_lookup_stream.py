@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import grpc
@@ -19,7 +20,7 @@ from kvdir.errors import DeadlineExceeded, InvalidInput, KvdirError, TooLarge, U
 from kvdir.fingerprint import Fingerprints
 from kvdir.server import lookup_stream
 from kvdir.testing.fake_node import EXAMPLE_NAMESPACE, FakeNode, some_fingerprints
-from kvdir.testing.lookup_servers import Old, directory_server, silent_server
+from kvdir.testing.lookup_servers import Deaf, Old, directory_server, silent_server
 from kvdir.testing.served import FAST_CONFIG, Served, serving
 from kvdir.testing.wait import eventually
 from kvdir.v1 import directory_pb2, directory_pb2_grpc
@@ -312,6 +313,16 @@ async def test_lookups_go_call_by_call_when_there_are_too_many_streams() -> None
         figures = served.coordinator.metrics.calls.methods
         assert figures["LookupStream"].by_code == {"RESOURCE_EXHAUSTED": 1}
         assert figures["Lookup"].by_code == {"OK": 2}
+
+
+async def test_nothing_is_kept_of_lookups_that_ended_unsent_when_the_coordinator_does_not_read() -> None:
+    many = some_fingerprints(4096)
+    async with directory_server(Deaf()) as address, DirectoryClient(address) as client:
+        ask = partial(client.lookup, DIGEST, many, deadline_s=0.2)
+        ended = await asyncio.gather(*(ask() for _ in range(50)), return_exceptions=True)
+        assert {type(error) for error in ended} == {DeadlineExceeded}
+        (stream,) = client._streams._streams.values()  # type: ignore[union-attr]
+        assert not stream._out
 
 
 async def test_lookups_go_call_by_call_when_the_coordinator_knows_no_streams() -> None:

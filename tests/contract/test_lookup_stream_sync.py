@@ -17,7 +17,7 @@ from kvdir.client.lookup_stream_sync import Asked, Stream
 from kvdir.client.sync import Client
 from kvdir.errors import DeadlineExceeded, TooLarge, Unavailable, UnknownNamespace
 from kvdir.testing.fake_node import EXAMPLE_NAMESPACE, FakeNode, some_fingerprints
-from kvdir.testing.lookup_servers import Old, directory_server, silent_server
+from kvdir.testing.lookup_servers import Deaf, Old, directory_server, silent_server
 from kvdir.testing.served import Served, serving
 from kvdir.testing.wait import eventually
 
@@ -149,6 +149,17 @@ async def test_next_coordinator_is_asked_when_a_stream_is_lost_too_late_to_ask_t
             client._streams = breaking = LostLate()  # type: ignore[assignment]
             assert (await run(client.lookup, DIGEST, BLOCKS)).hits == 64
             assert breaking.asked == 2
+
+
+async def test_nothing_is_kept_of_lookups_that_ended_unsent_when_the_coordinator_does_not_read() -> None:
+    many = some_fingerprints(4096)
+    async with directory_server(Deaf()) as address:
+        with Client(address) as client, ThreadPoolExecutor(50) as pool:
+            asked = [pool.submit(client.lookup, DIGEST, many, deadline_s=0.2) for _ in range(50)]
+            ended = await asyncio.gather(*map(asyncio.wrap_future, asked), return_exceptions=True)
+            assert {type(error) for error in ended} == {DeadlineExceeded}
+            (stream,) = client._streams._streams.values()  # type: ignore[union-attr]
+            assert not stream._unsent
 
 
 async def test_lookups_go_call_by_call_when_the_coordinator_knows_no_streams() -> None:
