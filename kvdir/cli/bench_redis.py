@@ -20,8 +20,10 @@ import numpy as np
 
 from kvdir.store import BlockStore, make_store
 from kvdir.store.base import Change, ChangeKind, Writer
+from kvdir.store.connection import Connection
 from kvdir.store.memory import MemoryBlockStore
-from kvdir.store.resp import Argument, Connection, Credentials
+from kvdir.store.reply import Argument
+from kvdir.store.url import Credentials
 from kvdir.testing.redis_servers import ClusterOfServers, Server, redis_cluster, redis_server, valkey_program
 
 __all__ = ["run_redis_bench"]

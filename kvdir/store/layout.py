@@ -1,6 +1,6 @@
 """Where a block lies in Redis, and how the answers of shards become one answer. Pure.
 
-Owns: the hash tags of shards, the split of keys into (shard, tail), runs and prefixes. docs/redis.md draws the layout.
+Owns: the split of keys into (shard, tail), runs and prefixes. docs/redis.md draws the layout, slots.py has the shards' names.
 
 A block's 64-bit key is that of `kvdir.index` with the store's seed. Its high half picks the shard (multiply-shift), its low 7
 bytes, the *tail*, name it inside the shard: with 64 shards an absent block is taken for one of n others with probability
@@ -9,8 +9,6 @@ n / 2**62, which a hint can bear, as the owner compares the whole fingerprint.
 
 from __future__ import annotations
 
-import binascii
-import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,7 +17,6 @@ from numpy.typing import NDArray
 
 from kvdir.store.base import HolderRecord
 
-SLOTS = 16384
 TAIL_BYTES = 7
 MOST_SHARDS = 1024
 STRIDE = 32
@@ -27,39 +24,6 @@ STRIDE = 32
 
 _HALF = np.uint64(32)
 _MISS = -1
-
-
-def slot_of(key: bytes) -> int:
-    """Cluster slot of a key, as the Redis Cluster specification has it: CRC16 (XMODEM) of the hash tag, modulo 16384."""
-    start = key.find(b"{")
-    end = key.find(b"}", start + 1) if start >= 0 else -1
-    return binascii.crc_hqx(key[start + 1 : end] if end > start + 1 else key, 0) % SLOTS
-
-
-def shard_tags(prefix: str, shards: int) -> tuple[bytes, ...]:
-    """One hash tag per shard, in braces; shard i lies in the i-th part of the slots, so that masters get equal shares."""
-    return tuple(_tag(prefix, shard, shards) for shard in range(shards))
-
-
-def _tag(prefix: str, shard: int, shards: int) -> bytes:
-    low, high = shard * SLOTS // shards, (shard + 1) * SLOTS // shards
-    for ending in _endings():
-        tag = f"{{{prefix}-{shard}{ending}}}".encode()
-        if low <= slot_of(tag) < high:
-            return tag
-    raise AssertionError("unreachable: endings are without end")
-
-
-def _endings() -> Iterator[str]:
-    level = [""]
-    while True:
-        yield from level
-        level = [ending + letter for ending in level for letter in string.ascii_lowercase]
-
-
-def meta_tag(prefix: str) -> bytes:
-    """Hash tag of the record about the whole store."""
-    return f"{{{prefix}-meta}}".encode()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from importlib import resources
 
-from kvdir.store.resp import Argument
+from kvdir.store.reply import Argument
 
 SCHEMA = 1
 """Version of what lies in Redis: docs/redis.md. Another one is refused."""

@@ -38,7 +38,7 @@ from kvdir.store.base import (
     Taken,
     Writer,
 )
-from kvdir.store.layout import Picture, Visible, meta_tag, probes_of, shard_tags, slot_of, split
+from kvdir.store.layout import Picture, Visible, probes_of, split
 from kvdir.store.library import SCHEMA, Library
 from kvdir.store.records import (
     ServerInfo,
@@ -51,9 +51,10 @@ from kvdir.store.records import (
     pack_numbers,
     position,
 )
-from kvdir.store.resp import Argument
+from kvdir.store.reply import Argument
 from kvdir.store.rounds import Op, ops_of, rounds
 from kvdir.store.servers import Lane, Request, Servers
+from kvdir.store.slots import key_slot, meta_tag, shard_tags
 from kvdir.store.url import Kind, StoreUrl
 
 _SHARDS = {Kind.SINGLE: 4, Kind.SENTINEL: 4, Kind.CLUSTER: 64}
@@ -70,7 +71,7 @@ class RedisBlockStore:
         self._library = Library()
         self._servers = Servers(url, self._library, self.figures)
         self._meta = meta_tag(url.prefix) + b":m"
-        self._meta_slot = slot_of(self._meta)
+        self._meta_slot = key_slot(self._meta)
         self._id = ""
         self._shard_keys: tuple[bytes, ...] = ()
         self._shard_slots: tuple[int, ...] = ()
@@ -107,7 +108,7 @@ class RedisBlockStore:
         self._id = store_id
         tags = shard_tags(self.url.prefix, int(shards_found))
         self._shard_keys = tuple(tag + b":s" for tag in tags)
-        self._shard_slots = tuple(slot_of(tag) for tag in tags)
+        self._shard_slots = tuple(key_slot(tag) for tag in tags)
         self._keys = open_index(seed=int(seed_found)).keys
         self._set_roster(Roster(0, {}))
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from kvdir.store.base import Change, ChangeKind
 from kvdir.store.layout import TAIL_BYTES
 from kvdir.store.records import number_bytes
-from kvdir.store.resp import Argument
+from kvdir.store.reply import Argument
 
 ROUND_BLOCKS = 1024
 """Most blocks a shard is sent at once: some milliseconds in which the server does nothing else."""

@@ -19,8 +19,9 @@ from typing import Any, TypeVar, cast
 
 from kvdir.errors import ConfigError, KvdirError
 from kvdir.store.base import Figures, StoreRefused, StoreUnavailable
+from kvdir.store.connection import Connection
 from kvdir.store.library import Library
-from kvdir.store.resp import Argument, Connection, ConnectionLost, ReplyError
+from kvdir.store.reply import Argument, ConnectionLost, ReplyError
 from kvdir.store.topology import Address, topology_of
 from kvdir.store.url import Kind, StoreUrl, TlsFiles
 from kvdir.store.verdict import Again, judge

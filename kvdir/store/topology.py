@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from kvdir.store.base import StoreRefused, StoreUnavailable
-from kvdir.store.layout import SLOTS
-from kvdir.store.resp import Argument, ReplyError
+from kvdir.store.reply import Argument, ReplyError
+from kvdir.store.slots import SLOTS
 from kvdir.store.url import Kind, StoreUrl
 
 Address = tuple[str, int]

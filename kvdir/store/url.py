@@ -18,7 +18,6 @@ from urllib.parse import parse_qsl, unquote
 
 from kvdir.errors import ConfigError
 from kvdir.store.layout import MOST_SHARDS
-from kvdir.store.resp import Credentials
 
 SCHEMES = ("redis", "rediss", "redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel")
 _OPTIONS = {"prefix", "shards", "db", "ca", "cert", "key", "connect_timeout_s", "sentinel_user", "sentinel_password"}
@@ -31,6 +30,14 @@ class Kind(enum.Enum):
     SINGLE = "single"
     CLUSTER = "cluster"
     SENTINEL = "sentinel"
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """For AUTH; no user: the default one. The password is shown nowhere."""
+
+    user: str = ""
+    password: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)

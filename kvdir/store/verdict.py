@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from kvdir.errors import KvdirError
 from kvdir.store.base import Fenced, StoreFull, StoreLost, StoreRefused, StoreUnavailable
-from kvdir.store.resp import ReplyError
+from kvdir.store.reply import ReplyError
 
 _LATER = frozenset({"TRYAGAIN", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "READONLY", "NOREPLICAS", "BUSY", "MISCONF"})
 _DENIED = frozenset({"NOAUTH", "WRONGPASS", "NOPERM"})

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from kvdir.store.records import ServerInfo
-from kvdir.store.resp import Argument, Decoder, ReplyError, encode
+from kvdir.store.reply import Argument
 
 _READY_S = 20.0
 HOW_TO_INSTALL = "install it: apt-get install redis-server (Debian, Ubuntu), dnf install redis, or brew install redis"
@@ -86,24 +86,24 @@ class Server:
         assert self.process is not None
         if self.process.poll() is not None:
             raise RuntimeError(f"the server at port {self.port} ended with {self.process.returncode}:\n{self.log()}")
-        with contextlib.suppress(OSError, ReplyError):
-            return bool(self.command("PING") == "PONG")
+        from redis import RedisError
+
+        with contextlib.suppress(RedisError):
+            return bool(self.command("PING") == b"PONG")
         return False
 
     def command(self, *command: Argument, timeout_s: float = 5.0) -> Any:
-        """One command over a connection of its own. Raises OSError or ReplyError."""
-        with socket.create_connection(self.address, timeout=timeout_s) as connection:
-            commands = [("AUTH", self.password), command] if self.password else [command]
-            connection.sendall(b"".join(encode(*each) for each in commands))
-            decoder, replies = Decoder(), list[Any]()
-            while len(replies) < len(commands):
-                data = connection.recv(65536)
-                if not data:
-                    raise ConnectionError("the server closed the connection")
-                replies += decoder.feed(data)
-            if isinstance(replies[-1], ReplyError):
-                raise replies[-1]
-            return replies[-1]
+        """One command over a connection of its own; strings as bytes. Raises redis.RedisError."""
+        from redis.connection import Connection
+
+        connection = Connection(
+            host="127.0.0.1", port=self.port, password=self.password or None, protocol=2, socket_timeout=timeout_s
+        )
+        try:
+            connection.send_command(*command)
+            return connection.read_response(disable_decoding=True)
+        finally:
+            connection.disconnect()
 
     def info(self, name: str) -> str:
         """One field of INFO; empty if there is none."""

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from kvdir.cli.output import CommandFailed
 from kvdir.errors import ConfigError
-from kvdir.store.url import StoreUrl
+from kvdir.store import make_store
 from kvdir.testing.redis_servers import NotInstalled, Server, free_ports, redis_program
 from peer_agent.demo.processes import GUARD
 
@@ -35,11 +35,15 @@ def demo_store(choice: str) -> Iterator[str]:
         yield _with_prefix(choice)
 
 
-def _with_prefix(url: str) -> str:
+def _check(url: str) -> None:
     try:
-        StoreUrl.parse(url)
+        make_store(url)
     except ConfigError as error:
         raise CommandFailed("; ".join(error.faults)) from error
+
+
+def _with_prefix(url: str) -> str:
+    _check(url)
     if "prefix=" in url.partition("?")[2]:
         return url
     return f"{url}{'&' if '?' in url else '?'}prefix=kvdir-demo-{os.getpid()}"
@@ -47,6 +51,7 @@ def _with_prefix(url: str) -> str:
 
 @contextlib.contextmanager
 def _own_server() -> Iterator[Server]:
+    _check("redis://127.0.0.1")
     try:
         program = redis_program()
     except NotInstalled as error:

@@ -20,7 +20,7 @@ from kvdir.errors import ConfigError, KvdirError
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import StreamState, Tier
 from kvdir.store import make_store
-from kvdir.store.layout import meta_tag
+from kvdir.store.slots import meta_tag
 from kvdir.testing.fake_node import EXAMPLE_NAMESPACE, FakeNode, some_fingerprints
 from kvdir.testing.redis_servers import Server, redis_cluster, redis_sentinel, redis_server, until, valkey_program
 from kvdir.testing.shared import Shared, shared

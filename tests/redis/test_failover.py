@@ -8,8 +8,8 @@ import pytest
 
 from kvdir.store import make_store
 from kvdir.store.base import BlockStore, StoreLost, StoreRefused, StoreUnavailable, Writer
-from kvdir.store.layout import shard_tags, slot_of
 from kvdir.store.redis import RedisBlockStore
+from kvdir.store.slots import key_slot, shard_tags
 from kvdir.testing.check_directory_store import D, held, holder_of, store, taken
 from kvdir.testing.index_fixture import fingerprints
 from kvdir.testing.redis_servers import ClusterOfServers, Server, redis_cluster, redis_sentinel, until
@@ -194,7 +194,7 @@ async def test_a_slot_that_moves_under_load_loses_nothing() -> None:
                 tasks.create_task(load.write())
                 tasks.create_task(load.look())
                 await _more(load, 20)
-                slot = slot_of(shard_tags(over.url.prefix, 4)[0])
+                slot = key_slot(shard_tags(over.url.prefix, 4)[0])
                 await asyncio.to_thread(_move, cluster, slot)
                 await _more(load, 20)
                 load.stop = True

@@ -1,8 +1,8 @@
 """The pure parts of the block store in Redis, and one connection against a server that we script."""
 
 import asyncio
-import binascii
 import struct
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from kvdir.errors import ConfigError, KvdirError
 from kvdir.index.reference import ReferenceIndex
+from kvdir.store import make_store
 from kvdir.store.base import (
     Change,
     ChangeKind,
@@ -24,32 +25,26 @@ from kvdir.store.base import (
     StoreRefused,
     StoreUnavailable,
 )
-from kvdir.store.layout import SLOTS, TAIL_BYTES, Picture, Visible, probes_of, shard_tags, slot_of, split
+from kvdir.store.connection import Connection
+from kvdir.store.layout import TAIL_BYTES, Picture, Visible, probes_of, split
 from kvdir.store.library import Library
 from kvdir.store.records import ServerInfo, changed_roster, number_bytes, pack_numbers
-from kvdir.store.resp import Connection, ConnectionLost, Credentials, Decoder, ReplyError, encode
+from kvdir.store.reply import ConnectionLost, ReplyError
 from kvdir.store.rounds import ROUND_BLOCKS, Op, ops_of, rounds
+from kvdir.store.slots import SLOTS, key_slot, shard_tags
 from kvdir.store.topology import Address, Cluster, Sentinels
-from kvdir.store.url import Kind, StoreUrl
+from kvdir.store.url import Credentials, Kind, StoreUrl
 from kvdir.store.verdict import Again, judge
 from kvdir.testing.index_fixture import fingerprints
 
 # -- layout ------------------------------------------------------------------------------------------------------------------
 
 
-def test_slots_are_those_of_the_cluster_specification() -> None:
-    assert binascii.crc_hqx(b"123456789", 0) == 0x31C3
-    assert slot_of(b"foo") == 12182
-    assert slot_of(b"{user1000}.following") == slot_of(b"{user1000}.followers") == slot_of(b"user1000")
-    assert slot_of(b"foo{}{bar}") == slot_of(b"foo{}{bar}"[:]) != slot_of(b"bar")
-    assert slot_of(b"foo{bar}{zap}") == slot_of(b"bar")
-
-
 @pytest.mark.parametrize("shards", [1, 3, 64, 1024])
 def test_shards_are_spread_evenly_over_the_slots(shards: int) -> None:
     tags = shard_tags("kvdir", shards)
     assert len(set(tags)) == shards
-    assert [slot_of(tag + b":s") * shards // SLOTS for tag in tags] == list(range(shards))
+    assert [key_slot(tag + b":s") * shards // SLOTS for tag in tags] == list(range(shards))
     assert tags == shard_tags("kvdir", shards), "names depend on nothing else"
 
 
@@ -130,21 +125,6 @@ def test_rounds_are_bounded_and_keep_the_order_of_a_shard() -> None:
 
 
 # -- replies -----------------------------------------------------------------------------------------------------------------
-
-
-def test_replies_are_decoded_however_they_are_cut() -> None:
-    wire = b"*6\r\n$3\r\na\r\n\r\n:-7\r\n+OK\r\n$-1\r\n*0\r\n*2\r\n*-1\r\n-ERR no\r\n$0\r\n\r\n"
-    for cut in range(len(wire) + 1):
-        decoder = Decoder()
-        first, second = [*decoder.feed(wire[:cut]), *decoder.feed(wire[cut:])]
-        assert isinstance(first, list)
-        assert (first[:5], second) == ([b"a\r\n", -7, "OK", None, []], b"")
-        assert (first[5][0], first[5][1].kind, first[5][1].rest) == (None, "ERR", "no")
-    one_by_one = Decoder()
-    assert [len(one_by_one.feed(wire[at : at + 1])) for at in range(len(wire))].count(1) == 2
-    with pytest.raises(ValueError, match="Redis server"):
-        Decoder().feed(b"HTTP/1.1 400\r\n")
-    assert encode("SET", b"k\r\n", 1) == b"*3\r\n$3\r\nSET\r\n$3\r\nk\r\n\r\n$1\r\n1\r\n"
 
 
 def _version(text: str) -> tuple[str, bool]:
@@ -291,23 +271,43 @@ async def test_sentinels_are_asked_until_one_names_a_master() -> None:
 
 # -- a connection ------------------------------------------------------------------------------------------------------------
 
+Answer = Callable[[list[bytes]], bytes | None]
+
 
 @asynccontextmanager
-async def _connected(answer: Callable[[bytes], bytes | None]) -> AsyncIterator[Connection]:
-    """Connected to a server that answers each read with `answer(read)`, or closes when that is None."""
+async def _scripted(answer: Answer) -> AsyncIterator[Address]:
+    """A server that answers each command with `answer(command)`, or closes when that is None; after STOP it reads no more."""
+    over = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            while data := await reader.read(65536):
-                reply = answer(data)
+            while head := await reader.readline():
+                command = [await _bulk(reader) for _ in range(int(head[1:]))]
+                if command[0] == b"STOP":
+                    await over.wait()
+                reply = b"+OK\r\n" if command[0] == b"CLIENT" else answer(command)
                 if reply is None:
                     break
                 writer.write(reply)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass  # the test has ended the connection
         finally:
             writer.close()
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-        connection = await Connection.connect(server.sockets[0].getsockname()[:2], credentials=Credentials())
+        yield server.sockets[0].getsockname()[:2]
+        over.set()
+
+
+async def _bulk(reader: asyncio.StreamReader) -> bytes:
+    size = int((await reader.readline())[1:])
+    return (await reader.readexactly(size + 2))[:size]
+
+
+@asynccontextmanager
+async def _connected(answer: Answer) -> AsyncIterator[Connection]:
+    async with _scripted(answer) as address:
+        connection = await Connection.connect(address, credentials=Credentials())
         try:
             yield connection
         finally:
@@ -315,41 +315,107 @@ async def _connected(answer: Callable[[bytes], bytes | None]) -> AsyncIterator[C
             await connection.wait_closed()
 
 
-async def test_the_reply_of_one_who_gave_up_is_thrown_away() -> None:
-    held = bytearray()
+async def test_replies_are_raw_and_an_error_is_one_of_them() -> None:
+    replies = {
+        b"array": b"*6\r\n$3\r\na\r\n\r\n:-7\r\n+OK\r\n$-1\r\n*0\r\n$0\r\n\r\n",
+        b"moved": b"-MOVED 7 10.0.0.1:6379\r\n",
+        b"loading": b"-LOADING Redis is loading\r\n",  # to redis-py an error of the connection
+        b"binary": b"$2\r\n\xff\xfe\r\n",
+    }
+    async with _connected(lambda command: replies[command[1]]) as connection:
+        array, moved, loading, binary = await connection.send([("GET", name) for name in replies])
+        assert (array, binary) == ([b"a\r\n", -7, b"OK", None, [], b""], b"\xff\xfe")
+        assert isinstance(moved, ReplyError)
+        assert (moved.kind, moved.rest) == ("MOVED", "7 10.0.0.1:6379")
+        assert isinstance(loading, ReplyError)
+        assert (loading.kind, connection.usable) == ("LOADING", True)
 
-    def answer(data: bytes) -> bytes:
-        held.extend(b"".join(b":%d\r\n" % n for n in range(10) if b"n%d" % n in data))
-        if b"now" not in data:
+
+async def test_the_reply_of_one_who_gave_up_is_thrown_away() -> None:
+    held: list[bytes] = []
+
+    def answer(command: list[bytes]) -> bytes:
+        held.append(b":%b\r\n" % command[1])
+        if command[0] != b"NOW":
             return b""
-        out = bytes(held) + b"+now\r\n"
+        out = b"".join(held)
         held.clear()
         return out
 
     async with _connected(answer) as connection:
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(connection.send([("n1",), ("n2",)]), 0.02)
-        replies = await asyncio.gather(connection.send([("n3",)]), connection.send([("now",)]))
-        assert replies == [[3], ["now"]]
+            await asyncio.wait_for(connection.send([("N", 1), ("N", 2)]), 0.02)
+        assert connection.silent_s() > 0
+        replies = await asyncio.gather(connection.send([("N", 3)]), connection.send([("NOW", 4)]))
+        assert replies == [[3], [4]]
         assert connection.silent_s() == 0
+
+
+async def test_what_nobody_waits_for_any_more_is_not_written() -> None:
+    seen: list[bytes] = []
+
+    def answer(command: list[bytes]) -> bytes:
+        seen.append(command[0])
+        return b":1\r\n"
+
+    async with _connected(answer) as connection:
+        late = asyncio.ensure_future(connection.send([("LATE",)]))
+        asyncio.get_running_loop().call_soon(late.cancel)
+        with pytest.raises(asyncio.CancelledError):
+            await late
+        assert await connection.send([("NEXT",)]) == [1]
+    assert seen == [b"NEXT"]
 
 
 @pytest.mark.parametrize("reply", [None, b"HTTP/1.1 400 Bad Request\r\n\r\n"])
 async def test_a_broken_connection_ends_everything_that_is_due(reply: bytes | None) -> None:
-    async with _connected(lambda data: reply) as connection:
-        with pytest.raises(ConnectionLost, match=r"closed|nonsense"):
-            await connection.send([("PING",)])
+    async with _connected(lambda command: reply) as connection:
+        with pytest.raises(ConnectionLost):
+            await asyncio.gather(connection.send([("PING",)]), connection.send([("PING",), ("PING",)]))
+        await connection.wait_closed()
         assert not connection.usable
         with pytest.raises(ConnectionLost):
             await connection.send([("PING",)])
 
 
-async def test_a_server_that_refuses_the_password_refuses_the_connection() -> None:
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read(100)
-        writer.write(b"-WRONGPASS no\r\n")
-        writer.close()
+async def test_a_reply_that_nobody_asked_for_breaks_the_connection() -> None:
+    async with _connected(lambda command: b":1\r\n:2\r\n") as connection:
+        assert await connection.send([("PING",)]) == [1]
+        await connection.wait_closed()
+        assert not connection.usable
 
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-        with pytest.raises(ReplyError, match="WRONGPASS"):
-            await Connection.connect(server.sockets[0].getsockname()[:2], credentials=Credentials("", "x"))
+
+async def test_a_connection_ends_at_once_although_the_server_reads_nothing() -> None:
+    async with _connected(lambda command: b"") as connection:
+        calls = [asyncio.ensure_future(connection.send([command])) for command in (("STOP",), ("SET", bytes(20_000_000)))]
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(calls[0]), 0.05)
+        begun = asyncio.get_running_loop().time()
+        connection.abort("it was silent")
+        await connection.wait_closed()
+        assert asyncio.get_running_loop().time() - begun < 1
+        for call in calls:
+            with pytest.raises(ConnectionLost, match="silent"):
+                await call
+
+
+async def test_a_server_that_refuses_the_password_refuses_the_connection() -> None:
+    async with _scripted(lambda command: b"-WRONGPASS no\r\n") as address:
+        with pytest.raises(ReplyError, match="WRONGPASS no"):
+            await Connection.connect(address, credentials=Credentials("", "x"))
+
+
+async def test_an_address_where_nobody_listens_is_an_os_error() -> None:
+    async with _scripted(lambda command: b"") as address:
+        pass
+    with pytest.raises(ConnectionRefusedError):
+        await Connection.connect(address, credentials=Credentials())
+
+
+def test_a_store_without_redis_py_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("kvdir.store.redis", "kvdir.store.slots", "redis.crc"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "redis", None)
+    with pytest.raises(ConfigError, match=r"redis://somewhere needs redis-py: pip install 'kvdir\[redis\]'") as refused:
+        make_store("redis://me:s3cret@somewhere")
+    assert "s3cret" not in str(refused.value)
