@@ -17,7 +17,6 @@ from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-import grpc
 import grpc.aio
 
 from kvdir.client import calls
@@ -168,11 +167,9 @@ class DirectoryClient:
                 request_serializer=admin_pb2.DumpRequest.SerializeToString,
                 response_deserializer=admin_pb2.DumpChunk.FromString,
             )
-            try:
+            with _our_errors(address):
                 async for chunk in method(request, timeout=end_s - time.monotonic()):
                     yield decode_part(chunk)
-            except grpc.aio.AioRpcError as error:
-                raise from_rpc_error(error, target=address) from error
 
     async def _call(self, call: Call[AnswerT], deadline_s: float | None) -> AnswerT:
         now_s = time.monotonic()
@@ -310,15 +307,11 @@ class DirectoryClient:
         if remaining_s <= 0:
             raise DeadlineExceeded(f"{address}: the deadline passed before the call")
         try:
-            return await method(call.request, timeout=remaining_s)
-        except asyncio.CancelledError:
-            if not call_alone_cancelled():
-                raise
-            raise Unavailable(f"{address}: the connection was closed") from None
-        except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.UNAVAILABLE:
-                self._doubt(address)
-            raise from_rpc_error(error, target=address) from error
+            with _our_errors(address):
+                return await method(call.request, timeout=remaining_s)
+        except Unavailable:
+            self._doubt(address)
+            raise
 
     async def _connected(self, address: str, end_s: float) -> grpc.aio.Channel:
         channel = self._channels.get(address)
@@ -333,6 +326,19 @@ class DirectoryClient:
     def _doubt(self, address: str) -> None:
         for key in [key for key in self._methods if key[0] == address]:
             del self._methods[key]
+
+
+@contextlib.contextmanager
+def _our_errors(address: str) -> Iterator[None]:
+    """Around a call: what it raises is one of kvdir.errors, or the cancellation of whoever awaits it."""
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not call_alone_cancelled():
+            raise
+        raise Unavailable(f"{address}: the connection was closed") from None
+    except grpc.aio.AioRpcError as error:
+        raise from_rpc_error(error, target=address) from error
 
 
 async def _cancel(tasks: Collection[asyncio.Task[AnswerT]]) -> None:

@@ -172,6 +172,19 @@ async def test_calls_end_with_an_error_when_the_client_is_closed_under_them_and_
         assert blocking._channels == {}
 
 
+async def test_dump_ends_with_an_error_when_the_client_is_closed_under_it() -> None:
+    async with serving() as served, FakeNode(served.address, "n1") as node:
+        node.store(some_fingerprints(2000))
+        await node.synced()
+        client = DirectoryClient(served.address)
+        parts = client.dump(chunk_blocks=1)
+        await anext(parts)
+        await client.close()
+        with pytest.raises(Unavailable, match="closed"):
+            async for _ in parts:
+                pass
+
+
 async def test_error_names_the_address_when_nobody_is_there(client_of: Callable[[str], tuple[object, Ask]]) -> None:
     _, ask = client_of("127.0.0.1:1,127.0.0.1:2")
     began_s = time.monotonic()
