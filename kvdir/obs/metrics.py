@@ -68,14 +68,20 @@ class CoordinatorMetrics:
         self.guards = GuardFigures()
         self.watch = WatchMetrics()
 
+    def beside(self) -> list[ProcessFigures]:
+        """What lookup workers have counted, of those there are."""
+        return self.workers.figures() if self.workers is not None else []
+
+    def counted(self, directory: Directory, beside: Iterable[ProcessFigures]) -> dict[str, int]:
+        """By the names of COUNTERS, in this process and beside it."""
+        counters = directory.counters
+        return {name: getattr(counters, name) + sum(item.counters.get(name, 0) for item in beside) for name in COUNTERS}
+
     def refresh(self, directory: Directory, *, now_s: float) -> None:
         """Puts aside what the next scrape shows."""
         stats, ingest = directory.index.stats(), directory.ingest
-        self._beside = self.workers.figures() if self.workers is not None else []
-        self._counters = {
-            name: getattr(directory.counters, name) + sum(item.counters.get(name, 0) for item in self._beside)
-            for name in COUNTERS
-        }
+        self._beside = self.beside()
+        self._counters = self.counted(directory, self._beside)
         self._events = {
             "events_applied": ingest.applied,
             "stored_blocks": ingest.stored_blocks,

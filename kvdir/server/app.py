@@ -40,8 +40,17 @@ AnyCoordinator = Coordinator | SharedCoordinator
 
 def build_coordinator(config: CoordinatorConfig) -> Coordinator:
     """The directory with its index, nothing listening yet."""
-    now_s, name = time.monotonic(), config.name or socket.gethostname()
     place = WorkerPlace() if config.lookup_workers else None
+    try:
+        return _build(config, place)
+    except BaseException:
+        if place is not None:
+            place.close()
+        raise
+
+
+def _build(config: CoordinatorConfig, place: WorkerPlace | None) -> Coordinator:
+    now_s, name = time.monotonic(), config.name or socket.gethostname()
 
     def make(seed: int, blocks: int = 0) -> Directory:
         new_index = open_index if place is None else place.new_region

@@ -17,6 +17,8 @@ from kvdir.index import LEAST_MAX_BYTES
 from kvdir.store.url import StoreUrl
 
 MAX_WORKERS = 64
+MAX_EXPECTED_BLOCKS = 2**31
+"""As many as an index takes."""
 MEMORY = "memory"
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -124,9 +126,14 @@ class CoordinatorConfig:
         ):
             if getattr(self, field) <= 0:
                 out.append(f"{field}: must be above 0")
+        for field in ("warm_limit_s", "grace_s"):
+            if getattr(self, field) < 0:
+                out.append(f"{field}: must not be below 0")
+        if not 0 <= self.expected_blocks <= MAX_EXPECTED_BLOCKS:
+            out.append(f"expected_blocks: must be 0 to {MAX_EXPECTED_BLOCKS}")
         if self.watch_log_bytes < 2**20:
             out.append("watch_log_bytes: must be at least 1048576, or replicas are cut off at every burst")
-        for field in ("quota_interval_s", "quota_max_blocks", "checkpoint_every_s"):
+        for field in ("quota_interval_s", "quota_max_blocks", "checkpoint_every_s", "replay_idle_s"):
             if getattr(self, field) <= 0:
                 out.append(f"{field}: must be above 0")
         if 0 < self.max_index_bytes < LEAST_MAX_BYTES or self.max_index_bytes < 0:

@@ -10,6 +10,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvdir.core.directory import Directory
@@ -82,7 +83,11 @@ class Coordinator:
         return time.monotonic()
 
     def status(self) -> StatusView:
-        return status_view(self.directory, version=self.version, coordinator=self.name, now_s=self.now_s())
+        """Lookups include those that workers answered."""
+        view = status_view(self.directory, version=self.version, coordinator=self.name, now_s=self.now_s())
+        counted = self.metrics.counted(self.directory, self.metrics.beside())
+        lookups, blocks, hits = (counted[name] for name in ("lookups", "lookup_blocks", "lookup_hits"))
+        return replace(view, lookups=lookups, lookup_blocks=blocks, lookup_hits=hits)
 
     def refresh_metrics(self) -> None:
         """Puts aside what the next scrape shows."""

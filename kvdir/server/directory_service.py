@@ -15,7 +15,9 @@ from kvdir.v1 import directory_pb2, directory_pb2_grpc
 
 
 class DirectoryService(directory_pb2_grpc.DirectoryServicer):
-    """See the module docstring. max_fingerprints: in all lists of one LookupBatch together."""
+    """See the module docstring. max_fingerprints: in all lists of one LookupBatch together, where an empty list counts as
+    one, because it costs as much.
+    """
 
     def __init__(self, source: LookupSource, streams: LookupStreams, *, max_fingerprints: int) -> None:
         self._source = source
@@ -27,7 +29,7 @@ class DirectoryService(directory_pb2_grpc.DirectoryServicer):
         return await answer if inspect.isawaitable(answer) else answer
 
     async def LookupBatch(self, request: directory_pb2.LookupBatchRequest, context: Any) -> directory_pb2.LookupBatchResponse:
-        asked = sum(len(item.fingerprints.packed) // (item.fingerprints.width or 32) for item in request.requests)
+        asked = sum(max(1, len(item.fingerprints.packed) // (item.fingerprints.width or 32)) for item in request.requests)
         if asked > self._max_fingerprints:
             raise TooLarge(f"{asked} fingerprints in one call, max_fingerprints is {self._max_fingerprints}: split the batch")
         responses = await asyncio.gather(*(self._lookup_or_error(item) for item in request.requests))

@@ -121,6 +121,8 @@ class _Stream:
         arrived_s = time.perf_counter()
         count = positions = 0
         for item in lookups:
+            if self._gone:
+                return  # and nothing awaited would let anybody else have a turn
             count += 1
             positions += await self._one(item, arrived_s)
             if count >= TURN_LOOKUPS or positions >= TURN_POSITIONS:

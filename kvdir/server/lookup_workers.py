@@ -104,10 +104,16 @@ class LookupWorkers:
         await asyncio.gather(*self._supervisors, return_exceptions=True)
         await asyncio.gather(*(self._end(number) for number in tuple(self._processes)))
 
+    async def kill(self) -> None:
+        """Ends those that still live, at once."""
+        await asyncio.gather(*(self._kill(number) for number in tuple(self._processes)))
+
     async def _launch(self, number: int) -> None:
         spec = msgspec.json.encode(self._spec(number)).decode()
-        command = [sys.executable, "-m", "kvdir.server.lookup_worker", spec]
-        process = await asyncio.create_subprocess_exec(*command, stdin=DEVNULL, stdout=PIPE)
+        # The same code as here, whatever lies in the directory that we were started in: -P, and our own path.
+        command = [sys.executable, "-P", "-m", "kvdir.server.lookup_worker", spec]
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        process = await asyncio.create_subprocess_exec(*command, stdin=DEVNULL, stdout=PIPE, env=env)
         self._processes[number] = process
         assert process.stdout is not None
         try:

@@ -14,7 +14,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
-_OWN = ("user-agent", "grpc-", ":", "te", "content-type")
+_OWN = frozenset(("user-agent", "te", "content-type"))
+_OWN_PREFIXES = ("grpc-", ":")
 """Metadata that each connection makes for itself."""
 
 
@@ -27,7 +28,7 @@ def _handler(channel: grpc.aio.Channel, method: str) -> Any:
     carried: Any = channel.stream_stream(method)
 
     async def handle(request_iterator: Any, context: Any) -> None:
-        metadata = [item for item in context.invocation_metadata() or () if not item[0].startswith(_OWN)]
+        metadata = [item for item in context.invocation_metadata() or () if not _own(item[0])]
         call = carried(timeout=context.time_remaining(), metadata=grpc.aio.Metadata(*metadata))
         up = asyncio.create_task(_carry_up(context, call))
         try:
@@ -42,6 +43,10 @@ def _handler(channel: grpc.aio.Channel, method: str) -> Any:
             await asyncio.gather(up, return_exceptions=True)
 
     return handle
+
+
+def _own(key: str) -> bool:
+    return key in _OWN or key.startswith(_OWN_PREFIXES)
 
 
 async def _carry_up(context: Any, call: Any) -> None:

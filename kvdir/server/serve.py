@@ -1,8 +1,8 @@
 """Runs a coordinator: start, serve, drain, stop.
 
 Drain order: health says NOT_SERVING and /readyz 503 (so that nobody new comes), streams are ended after their last
-acknowledgement (agents reconnect elsewhere or later), calls under way finish within grace_s, then the ports close. A second
-stop request skips what is left of the grace.
+acknowledgement (agents reconnect elsewhere or later), calls under way finish within grace_s, then the ports close. The grace is
+one, counted from the request to stop, for whatever has to end; a second request skips what is left of it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import signal
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
@@ -52,9 +53,18 @@ class Stop:
     def __init__(self) -> None:
         self.drain = asyncio.Event()
         self.abandon = asyncio.Event()
+        self._since_s: float | None = None
 
     def request(self) -> None:
+        self.left_s(0.0)
         (self.abandon if self.drain.is_set() else self.drain).set()
+
+    def left_s(self, grace_s: float) -> float:
+        """Of the grace, which begins now at the latest."""
+        now_s = time.monotonic()
+        if self._since_s is None:
+            self._since_s = now_s
+        return max(0.0, self._since_s + grace_s - now_s)
 
 
 def run(config: CoordinatorConfig, *, on_ready: Callable[[Bound], None]) -> None:
@@ -73,12 +83,10 @@ def run(config: CoordinatorConfig, *, on_ready: Callable[[Bound], None]) -> None
 
 async def serve(config: CoordinatorConfig, *, stop: Stop, on_ready: Callable[[Bound], None]) -> None:
     """Serves until `stop`; on_ready is called once everything listens."""
-    async with _built(config) as coordinator, running(coordinator) as bound:
+    async with _built(config) as coordinator, running(coordinator, stop) as bound:
         say(log, logging.INFO, "serving", grpc=bound.grpc, http=bound.http or "off", version=bound.version)
         on_ready(bound)
-        await _first(stop.drain.wait(), asyncio.shield(bound.ticker))
-        if bound.ticker.done():
-            await bound.ticker  # raises: without repair and staleness the answers would lie
+        await _first(stop.drain.wait(), asyncio.shield(bound.ticker))  # without repair and staleness the answers would lie
         say(log, logging.INFO, "draining", grace_s=config.grace_s)
         coordinator.drain()
         await _first(_wait_streams(coordinator, config.grace_s), stop.abandon.wait())
@@ -99,20 +107,22 @@ async def _built(config: CoordinatorConfig) -> AsyncIterator[AnyCoordinator]:
 
 
 async def _first(*waits: Awaitable[object]) -> None:
-    """Until one of them is over; the others are given up."""
+    """Until one of them is over; the others are given up. Raises what it raised."""
     tasks = [asyncio.ensure_future(wait) for wait in waits]
     try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()
 
 
 @contextlib.asynccontextmanager
-async def running(coordinator: AnyCoordinator) -> AsyncIterator[Bound]:
+async def running(coordinator: AnyCoordinator, stop: Stop | None = None) -> AsyncIterator[Bound]:
     """The coordinator, listening; leaving the block stops it within its grace. Tests use this with port 0."""
-    config = coordinator.config
+    config, stop = coordinator.config, stop or Stop()
     host, port = split_address(config.listen)
     pulse = LoopPulse(limit_s=_ALIVE_S)
     async with contextlib.AsyncExitStack() as stack:
@@ -142,11 +152,14 @@ async def running(coordinator: AnyCoordinator) -> AsyncIterator[Bound]:
                 await workers.start()
             yield Bound(f"{host}:{port}", http, coordinator.version, ticker)
         finally:
+            stop.left_s(config.grace_s)
             await healthy.enter_graceful_shutdown()
             coordinator.drain()
-            if workers is not None:
-                await workers.close()  # before the calls that they pass on lose their other end
-            await server.stop(config.grace_s)
+            if workers is not None:  # before the calls that they pass on lose their other end
+                await _first(workers.close(), stop.abandon.wait())
+                await workers.kill()
+            await _first(server.stop(stop.left_s(config.grace_s)), stop.abandon.wait())
+            await server.stop(None)
             ticker.cancel()
             await asyncio.gather(ticker, return_exceptions=True)
 

@@ -30,12 +30,13 @@ class SharedPort:
                 raise OSError(errno.EADDRNOTAVAIL, "none of its addresses is this machine's")
         except OSError as error:
             self.close()
-            raise ConfigError(
-                [
-                    f"listen: {host}:{self.port} cannot be used ({error.strerror}): stop the process that has it "
-                    f"(`ss -ltnp | grep {self.port}` names it), or give another port with --listen (port 0 takes a free one)"
-                ]
-            ) from error
+            fix = "give an address of this machine, and a port that this user may have, with --listen"
+            if error.errno == errno.EADDRINUSE:
+                fix = (
+                    f"stop the process that has it (`ss -ltnp | grep {self.port}` names it), "
+                    "or give another port with --listen (port 0 takes a free one)"
+                )
+            raise ConfigError([f"listen: {host}:{self.port} cannot be used ({error.strerror}): {fix}"]) from error
 
     @property
     def address(self) -> str:

@@ -98,7 +98,9 @@ class WorkerPlace:
 
 def _remove_leftovers(place: Path) -> None:
     for path in place.glob(_PREFIX + "*"):
-        with contextlib.suppress(OSError):  # somebody else's, or alive
+        with contextlib.suppress(OSError):  # gone meanwhile, or alive
+            if path.lstat().st_uid != os.geteuid():
+                continue  # anybody may make directories there: what is in them is not for us to open, least of all as root
             lock = _lock(path)
             shutil.rmtree(path, ignore_errors=True)
             os.close(lock)
@@ -106,7 +108,7 @@ def _remove_leftovers(place: Path) -> None:
 
 def _lock(path: Path) -> int:
     """BlockingIOError when somebody holds it."""
-    lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

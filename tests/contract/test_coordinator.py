@@ -98,6 +98,14 @@ async def test_one_bad_list_does_not_fail_the_others_when_batched() -> None:
     assert [item.error.partition(":")[0] for item in answer.responses] == ["", "unknown-namespace", ""]
 
 
+async def test_batch_is_refused_when_it_is_of_too_many_lists_though_they_are_empty() -> None:
+    async with serving() as served, grpc.aio.insecure_channel(served.address) as channel:
+        many = directory_pb2.LookupBatchRequest(requests=[directory_pb2.LookupRequest()] * 4097)
+        with pytest.raises(grpc.aio.AioRpcError, match="max_fingerprints is 4096") as caught:
+            await directory_pb2_grpc.DirectoryStub(channel).LookupBatch(many, timeout=5)
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
 async def test_removed_and_cleared_blocks_vanish_when_published() -> None:
     blocks = some_fingerprints(30)
     async with serving() as served, FakeNode(served.address, "n1") as node:

@@ -25,7 +25,7 @@ from kvdir.core.event import Event
 from kvdir.core.region_directory import RegionDirectory
 from kvdir.errors import ConfigError, KvdirError, TooLarge, UnknownNamespace
 from kvdir.fingerprint import Fingerprints
-from kvdir.index import RegionReader
+from kvdir.index import RegionError, RegionReader
 from kvdir.location import MinTrust, StreamState, Tier
 from kvdir.rpc.channel import server_options
 from kvdir.rpc.lookup_codec import decode_lookup, encode_lookup_request
@@ -33,13 +33,13 @@ from kvdir.server.app import build_coordinator
 from kvdir.server.lookup_workers import LookupWorkers
 from kvdir.server.pass_through import pass_through
 from kvdir.server.region_source import RegionSource, WorkerCounters
-from kvdir.server.serve import running
+from kvdir.server.serve import Bound, Stop, running, serve
 from kvdir.server.shared_port import SharedPort
 from kvdir.server.worker_place import WorkerPlace
 from kvdir.testing.fake_node import EXAMPLE_NAMESPACE, FakeNode, some_fingerprints
 from kvdir.testing.served import FAST_CONFIG, Served, serving
 from kvdir.testing.wait import eventually
-from kvdir.v1 import directory_pb2
+from kvdir.v1 import directory_pb2, directory_pb2_grpc
 
 DIGEST = EXAMPLE_NAMESPACE.digest
 BLOCKS = some_fingerprints(64)
@@ -105,6 +105,8 @@ async def test_worker_answers_as_the_directory_does_and_passes_on_the_rest() -> 
         assert methods["Status"].by_code == {"OK": 1}
         served.coordinator.refresh_metrics()
         await eventually(lambda: workers_of(served).figures()[0].counters["passed_on"] == 2)
+        counted = served.coordinator.status()
+        assert (counted.lookups, counted.lookup_blocks, counted.lookup_hits) == (2, 128, 128)
         page = await asyncio.to_thread(_page, f"http://{served.http}/metrics")
         assert "kvdir_lookups_total 2.0" in page
         assert "kvdir_lookups_passed_on_total 2.0" in page
@@ -220,11 +222,11 @@ async def test_calls_pass_through_as_they_are() -> None:
         front = await stack.enter_async_context(_server(pass_through(channel, "test.Echo", ["Echo"])))
         client = await stack.enter_async_context(grpc.aio.insecure_channel(front))
         method: Any = client.stream_stream("/test.Echo/Echo")
-        call = method(timeout=30.0, metadata=(("kvdir-request-id", "r1"),))
+        call = method(timeout=30.0, metadata=(("kvdir-request-id", "r1"), ("tenant", "t1")))
         for item in (b"a", b"b" * 100_000):
             await call.write(item)
             assert await call.read() == item * 2
-        assert seen["metadata"]["kvdir-request-id"] == "r1"
+        assert (seen["metadata"]["kvdir-request-id"], seen["metadata"]["tenant"]) == ("r1", "t1")
         assert 0 < seen["remaining_s"] <= 30.0
         await call.done_writing()
         assert await call.read() is grpc.aio.EOF
@@ -274,6 +276,55 @@ async def test_nothing_is_left_when_a_coordinator_with_workers_ends(tmp_path: Pa
         os.kill(pids[0], 0)
 
 
+async def test_workers_run_the_coordinators_code_when_another_lies_in_the_current_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "kvdir.py").write_text("raise SystemExit('not this one')")
+    monkeypatch.chdir(tmp_path)
+    async with serving(WITH_WORKERS) as served:
+        assert workers_of(served).up == {0}
+
+
+async def test_grace_is_one_and_ends_at_a_second_request_when_clients_do_not_go() -> None:
+    """Streams that nobody ends, at workers and at the main process: without a second request they cost the whole grace."""
+    config = replace(WITH_WORKERS, http_listen="", grace_s=30.0)
+    stop, ready = Stop(), asyncio.Event()
+    addresses: list[str] = []
+
+    def on_ready(bound: Bound) -> None:
+        addresses.append(bound.grpc)
+        ready.set()
+
+    async with contextlib.AsyncExitStack() as stack:
+        serving_it = asyncio.create_task(serve(config, stop=stop, on_ready=on_ready))
+        await asyncio.wait({serving_it, asyncio.ensure_future(ready.wait())}, return_when=asyncio.FIRST_COMPLETED)
+        processes: set[str] = set()
+        for _ in range(200):
+            if len(processes) == 2:
+                break
+            options = [("grpc.use_local_subchannel_pool", 1)]
+            channel = await stack.enter_async_context(grpc.aio.insecure_channel(addresses[0], options=options))
+            call = directory_pb2_grpc.DirectoryStub(channel).LookupStream()
+            await call.write(directory_pb2.LookupStreamRequest())
+            processes.add(str(dict(await call.initial_metadata())["kvdir-process"]))
+        assert processes == {"main", "worker-0"}
+        stop.request()
+        done, _ = await asyncio.wait({serving_it}, timeout=0.5)
+        assert not done
+        stop.request()
+        async with asyncio.timeout(10.0):
+            await serving_it
+
+
+def test_grace_runs_from_the_first_request_when_it_is_asked_for_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 100.0
+    monkeypatch.setattr("kvdir.server.serve.time.monotonic", lambda: now_s)
+    stop = Stop()
+    stop.request()
+    now_s = 103.0
+    assert (stop.left_s(5.0), stop.left_s(2.0)) == (2.0, 0.0)
+
+
 def test_leftovers_are_removed_when_their_coordinator_is_dead(tmp_path: Path) -> None:
     living = WorkerPlace(tmp_path)
     dead = WorkerPlace(tmp_path)
@@ -283,6 +334,31 @@ def test_leftovers_are_removed_when_their_coordinator_is_dead(tmp_path: Path) ->
     assert not dead.path.exists()
     living.close()
     third.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_directory_of_another_user_is_left_alone_when_its_lock_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anybody may make one in /dev/shm, with links in it."""
+    trap, victim = tmp_path / "kvdir-serve-trap", tmp_path / "victim"
+    trap.mkdir()
+    (trap / "lock").symlink_to(victim)
+    WorkerPlace(tmp_path).close()
+    assert (trap.is_dir(), victim.exists()) == (True, False)  # a link is not followed, even in one of ours
+    (trap / "lock").unlink()
+    me = os.geteuid()
+    monkeypatch.setattr("kvdir.server.worker_place.os.geteuid", lambda: me + 1)
+    WorkerPlace(tmp_path).close()
+    assert trap.is_dir()
+
+
+def test_nothing_is_left_when_a_coordinator_cannot_be_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(path: Path, **_: Any) -> Any:
+        raise RegionError(f"{path}: no room")
+
+    monkeypatch.setattr("kvdir.server.app.WorkerPlace", lambda: WorkerPlace(tmp_path))
+    monkeypatch.setattr("kvdir.server.worker_place.create_region", no_room)
+    with pytest.raises(ConfigError, match="no room"):
+        build_coordinator(WITH_WORKERS)
     assert not list(tmp_path.iterdir())
 
 

@@ -26,6 +26,15 @@ def test_every_fault_is_named_at_once_when_several() -> None:
     assert len(caught.value.faults) == 5
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("expected_blocks", -1), ("expected_blocks", 10**12), ("grace_s", -1.0), ("warm_limit_s", -1.0), ("replay_idle_s", 0.0)],
+)
+def test_number_is_refused_when_nothing_can_be_meant_by_it(field: str, value: float) -> None:
+    (fault,) = dataclasses.replace(CoordinatorConfig(), **{field: value}).faults()
+    assert fault.startswith(f"{field}: must")
+
+
 def test_public_address_is_allowed_when_insecure_is_said() -> None:
     config = dataclasses.replace(CoordinatorConfig(), listen="0.0.0.0:7400", insecure=True)
     assert config.faults() == []
