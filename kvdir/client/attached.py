@@ -16,6 +16,7 @@ import math
 import os
 import threading
 import time
+import weakref
 from dataclasses import replace
 from os import PathLike
 from types import TracebackType
@@ -45,14 +46,14 @@ class Attached:
         self._coordinators = ""
         self._deadline_s = deadline_s
         self._client: Client | None = None
-        self._inherited: Client | None = None
-        self._pid = 0
+        self._inherited: list[Client] = []
         self._connecting = threading.Lock()
         self._failures = 0
         self._skip_until_s = 0.0
         self._failure = ""
         self._closed = False
         self._ask_beside(coordinators)
+        _all.add(self)
 
     def __enter__(self) -> Self:
         return self
@@ -127,12 +128,9 @@ class Attached:
     def _connected(self) -> Client:
         from kvdir.client.sync import Client, process_name
 
-        client, pid = self._client, os.getpid()
-        if client is not None and self._pid == pid:
+        client = self._client
+        if client is not None:
             return client
-        if self._pid != pid:  # after a fork: the parent's connections are not ours to close, its threads may have held the lock
-            self._inherited, self._client, self._pid = client, None, pid
-            self._connecting = threading.Lock()
         with self._connecting:
             if self._closed:
                 raise Unavailable("this was closed")
@@ -148,8 +146,25 @@ class Attached:
     def _drop_client(self) -> None:
         with self._connecting:
             client, self._client = self._client, None
-        if client is not None and self._pid == os.getpid():
+        if client is not None:
             client.close()
+
+    def _forked(self) -> None:
+        """In the child: the parent's connections are not ours to close, and its threads may have held the lock."""
+        if self._client is not None:
+            self._inherited.append(self._client)
+        self._client, self._connecting = None, threading.Lock()
+
+
+_all: weakref.WeakSet[Attached] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for attached in _all:
+        attached._forked()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def attach(

@@ -46,6 +46,8 @@ WARM_WAIT_S: Final = 10.0
 YIELD_BLOCKS: Final = 8_192
 SPOILT: Final = Backoff(base_s=0.25, limit_s=30.0)
 """After a copy that had to be given up."""
+PATIENCE_MAX_S: Final = 30.0
+"""However seldom a coordinator means to send beats."""
 METHOD: Final = "/kvdir.v1.Directory/Watch"
 
 
@@ -129,7 +131,7 @@ class Replica:
         self._mode = mode
         self._window_bytes = window_bytes
         self._connect_timeout_s = connect_timeout_s
-        self._silence_s = silence_s
+        self._silence_s = self._patience_s = silence_s
         self._backoff = backoff or Backoff()
         self._rng = rng or random.Random()
         self._counters = _Counters()
@@ -218,20 +220,17 @@ class Replica:
             await self._watch(address)
         except grpc.RpcError as error:
             self._failed(str(from_rpc_error(error, target=address)))
-        except FeedFault as error:
-            self._counters.faults += 1
-            self._anew = self._spoilt = True
-            for copy in (self._served, self._building):
-                if copy is not None:
-                    copy.state.doubt(str(error))
+        except (FeedFault, RegionError, ValueError) as error:  # ValueError: what no region can be made for
+            self._spoilt = True
+            self._counters.faults += isinstance(error, FeedFault)
             self._failed(f"{address}: {error}")
-        except (KvdirError, RegionError) as error:
+        except KvdirError as error:
             self._failed(f"{address}: {error}")
         except MemoryError:
-            self._anew = self._spoilt = True  # it may have been applied by halves
+            self._spoilt = True
             self._failed(f"{self._path}: no room left; make /dev/shm larger, or replicate fewer namespaces")
         except TimeoutError:
-            self._failed(f"{address}: nothing heard for {self._silence_s:g} s")
+            self._failed(f"{address}: nothing heard for {self._patience_s:g} s")
         except asyncio.InvalidStateError:
             self._failed(f"{address}: the call ended while writing")
         finally:
@@ -248,7 +247,8 @@ class Replica:
                 METHOD, request_serializer=directory_pb2.WatchRequest.SerializeToString, response_deserializer=None
             )()
             self._counters.calls += 1
-            async with asyncio.timeout(self._silence_s) as patience:
+            self._patience_s = self._silence_s
+            async with asyncio.timeout(self._patience_s) as patience:
                 await self._hear(call, address, patience)
 
     async def _hear(self, call: Any, address: str, patience: asyncio.Timeout) -> None:
@@ -257,19 +257,24 @@ class Replica:
         await call.write(encode_start(self._start()))
         copy: _Copy | None = None
         while (data := await call.read()) is not grpc.aio.EOF:
-            patience.reschedule(clock() + self._silence_s)
-            response = decode_response(data)
+            patience.reschedule(clock() + self._patience_s)
+            try:
+                response = decode_response(data)
+            except RemoteProtocolError:
+                self._spoilt = True
+                self._no_way_on(copy)  # or the same would be said again
+                raise
             credit.received(len(data))
             self._counters.received_bytes += len(data)
             if response.welcome is not None:
                 copy = self._welcomed(response.welcome, address, credit)
-                self._silence_s = max(self._silence_s, 10 * response.welcome.beat_interval_s)
+                self._patience_s = max(self._silence_s, min(10 * response.welcome.beat_interval_s, PATIENCE_MAX_S))
             if copy is not None:
-                await self._apply(copy.state, response, credit)
+                await self._apply(copy, response, credit)
                 self._swap(copy)
             if response.end is not None:
                 self._counters.ends += 1
-                self._anew = response.end.begin_anew
+                self._anew |= response.end.begin_anew
                 self._failed(f"{address}: {response.end.reason}")
                 return
             if copy is None:
@@ -305,8 +310,21 @@ class Replica:
         log.info("replica: snapshot of about %d blocks from %s", welcome.blocks, address)
         return self._building
 
-    async def _apply(self, state: ReplicaState, response: Response, credit: CreditLine) -> None:
+    async def _apply(self, copy: _Copy, response: Response, credit: CreditLine) -> None:
         """A message, with others in between; a message may take milliseconds."""
+        try:
+            await self._apply_whole(copy.state, response, credit)
+        except BaseException as error:  # cancelled, too: half of it was applied, so it must not be said again
+            self._no_way_on(copy)
+            if isinstance(error, FeedFault):
+                copy.state.doubt(str(error))
+            raise
+
+    def _no_way_on(self, copy: _Copy | None) -> None:
+        """What follows the copy's position cannot be had: it has to be made anew."""
+        self._anew |= copy is not None and copy is self._served
+
+    async def _apply_whole(self, state: ReplicaState, response: Response, credit: CreditLine) -> None:
         blocks = 0
         for item in response.items:
             state.apply(item, time.monotonic())

@@ -86,7 +86,7 @@ class FeedLog:
         return max(0.0, now_s - self._entries[self._start + position + 1 - self._first].since_s)
 
     def take(self, position: int, max_bytes: int, digests: frozenset[bytes] = EVERY) -> Taken | None:
-        """What follows `position`, as far as it fits; None: fallen off. The next item alone may not fit: then nothing comes.
+        """What follows `position`, as far as it fits, but at least one item, however large; None: fallen off.
 
         digests: only items about these namespaces, and those about none. Watchers that keep up ask for the same thing one after
         the other, so the last answer is kept.
@@ -104,7 +104,7 @@ class FeedLog:
             entry = self._entries[number]
             if entry.digest is None or not digests or entry.digest in digests:
                 size += len(entry.data)
-                if size > max_bytes:
+                if size > max_bytes and parts:
                     break
                 parts.append(entry.data)
             at += 1

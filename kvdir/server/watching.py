@@ -75,7 +75,7 @@ class Watching:
             coordinator=self._name,
             log_id=feed.log_id,
             seed=self._seed,
-            blocks=self._directory.index.stats().blocks,
+            blocks=self._blocks(start.digests),
             beat_interval_s=BEAT_S * (1 + len(self.calls) // BEAT_WATCHERS),
             stale_after_s=config.stale_after_s,
             expire_after_s=config.expire_after_s,
@@ -136,6 +136,14 @@ class Watching:
         behind_s = max((call.watcher.waited_s(now_s) for call in self.calls), default=0.0)
         log_bytes = self.feed.log_bytes if self.feed else 0
         metrics.refresh(self.figures, watchers=len(self.calls), behind_s=behind_s, log_bytes=log_bytes)
+
+    def _blocks(self, digests: frozenset[bytes]) -> int:
+        """How many blocks a snapshot of these namespaces has at most; of all of them, exactly."""
+        blocks = self._directory.index.stats().blocks
+        if not digests:
+            return blocks
+        named = sum(holder.blocks for holder in self._directory.holders if holder.namespace.digest in digests)
+        return min(named, blocks)
 
     def _begin(self, now_s: float) -> Feed:
         feed = self.feed = Feed(

@@ -13,15 +13,28 @@ import grpc
 import grpc.aio
 import pytest
 
+from kvdir.client import replica as replica_module
 from kvdir.client.replica import Replica
 from kvdir.client.replica_reader import ReplicaReader
 from kvdir.core.answer import Lookup
-from kvdir.core.feed_items import Beat, HolderItem, Item, NamespaceItem, NodeItem, Page, Response, SnapshotEnd, Stored, Welcome
+from kvdir.core.feed_items import (
+    Beat,
+    End,
+    HolderItem,
+    Item,
+    NamespaceItem,
+    NodeItem,
+    Page,
+    Response,
+    SnapshotEnd,
+    Stored,
+    Welcome,
+)
 from kvdir.core.namespaces import Announced
 from kvdir.fingerprint import Fingerprints
 from kvdir.index import RegionError
 from kvdir.location import NodeTrust, StreamState, Tier
-from kvdir.rpc.watch_codec import encode_item, encode_response
+from kvdir.rpc.watch_codec import decode_start, encode_item, encode_response
 from kvdir.testing.fake_node import EXAMPLE_NAMESPACE, FakeNode, some_fingerprints
 from kvdir.testing.served import FAST_CONFIG, serving
 from kvdir.testing.wait import eventually
@@ -229,16 +242,21 @@ NONSENSE = {
 
 
 class Liar:
-    """A coordinator that sends what a test wrote: first `first`, with every later call `then`."""
+    """A coordinator that sends what a test wrote, with every call the next script, and the last one again and again."""
 
-    def __init__(self, first: list[bytes], then: list[bytes]) -> None:
-        self.scripts = [first, then]
-        self.calls = 0
+    def __init__(self, *scripts: list[bytes]) -> None:
+        self.scripts = scripts
+        self.starts: list[tuple[int, int]] = []
+        """Log and position that each call went on from."""
+
+    @property
+    def calls(self) -> int:
+        return len(self.starts)
 
     async def watch(self, request_iterator: Any, context: Any) -> None:
-        script = self.scripts[min(self.calls, 1)]
-        self.calls += 1
-        await context.read()
+        script = self.scripts[min(self.calls, len(self.scripts) - 1)]
+        start = decode_start(await context.read())
+        self.starts.append((start.log_id, start.position))
         for message in script:
             await context.write(message)
         while await context.read() is not grpc.aio.EOF:
@@ -260,11 +278,13 @@ async def lying(liar: Liar) -> AsyncIterator[str]:
         await server.stop(0)
 
 
-def said(*items: Item, log_id: int = 9) -> list[bytes]:
+WELCOME = Welcome(coordinator="liar", log_id=9, seed=1, blocks=1, beat_interval_s=0.1, stale_after_s=60.0, expire_after_s=600.0)
+BYE = encode_response(Response(end=End("going down")))
+
+
+def said(*items: Item, **terms: Any) -> list[bytes]:
     """A welcome, the items, and a beat."""
-    welcome = Welcome(
-        coordinator="liar", log_id=log_id, seed=1, blocks=1, beat_interval_s=0.1, stale_after_s=5.0, expire_after_s=60.0
-    )
+    welcome = dataclasses.replace(WELCOME, **terms)
     beat = encode_response(Response(position=1, beat=Beat(1, 0.0, False, False, 1)))
     return [encode_response(Response(welcome=welcome)), *map(encode_item, items), beat]
 
@@ -284,13 +304,60 @@ async def test_nodes_lose_their_trust_at_once_when_the_feed_made_no_sense(tmp_pa
     async with lying(liar) as address, replicating(address, tmp_path / "region", silence_s=30.0) as (replica, reader):
         await eventually(lambda: replica.figures().faults == 1)
         await eventually(lambda: liar.calls == 2)
-        region = reader.region()
-        beat = region.beat() if region else None
-        assert region is not None
-        assert beat is not None
-        ((trust, _),) = region.nodes(beat, beat.beat_ns)
+        trust = only_node(reader)
         assert trust.state is StreamState.GAP
         assert "replica in doubt" in trust.reason
+
+
+def only_node(reader: ReplicaReader) -> NodeTrust:
+    region = reader.region()
+    beat = region.beat() if region else None
+    assert region is not None
+    assert beat is not None
+    ((trust, _),) = region.nodes(beat, beat.beat_ns)
+    return trust
+
+
+async def test_copy_in_doubt_is_not_gone_on_with_when_the_next_call_was_ended_too_soon(tmp_path: Path) -> None:
+    again = encode_response(Response(welcome=WELCOME))
+    liar = Liar([*said(*WHOLE), encode_item(Stored(6, bytes(8)))], [again, BYE], said(*WHOLE, log_id=10))
+    async with lying(liar) as address, replicating(address, tmp_path / "region") as (replica, _):
+        await eventually(lambda: replica.figures().complete and liar.calls == 3 and replica.figures().connected)
+        assert liar.starts == [(0, 0)] * 3
+
+
+async def test_served_copy_keeps_its_trust_and_place_when_a_copy_beside_it_makes_no_sense(tmp_path: Path) -> None:
+    resumed = said(snapshot=False)
+    liar = Liar([*said(*WHOLE), BYE], said(*WHO, PAGE, PAGE, log_id=10), resumed)
+    async with lying(liar) as address, replicating(address, tmp_path / "region") as (replica, reader):
+        await eventually(lambda: replica.figures().resumes == 1)
+        assert replica.figures().faults == 1
+        assert liar.starts == [(0, 0), (9, 1), (9, 1)]
+        assert only_node(reader).state is StreamState.SYNCED
+
+
+async def test_snapshot_is_asked_for_when_what_comes_next_cannot_be_read(tmp_path: Path) -> None:
+    liar = Liar([*said(*WHOLE), b"\xff\xff\xff"], said(*WHOLE, log_id=10))
+    async with lying(liar) as address, replicating(address, tmp_path / "region") as (replica, _):
+        await eventually(lambda: replica.figures().snapshots == 2)
+        assert liar.starts == [(0, 0)] * 2
+
+
+async def test_silence_has_an_end_when_the_coordinator_means_to_send_no_beats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica_module, "PATIENCE_MAX_S", 0.3)
+    liar = Liar(said(*WHOLE, beat_interval_s=1e6))
+    async with lying(liar) as address, replicating(address, tmp_path / "region", silence_s=0.2) as (replica, _):
+        await eventually(lambda: liar.calls == 2)
+        assert "nothing heard for 0.3 s" in replica.figures().last_error or replica.figures().connected
+
+
+async def test_replica_tries_again_when_a_snapshot_is_larger_than_any_region(tmp_path: Path) -> None:
+    liar = Liar(said(*WHOLE, blocks=2**63), said(*WHOLE))
+    async with lying(liar) as address, replicating(address, tmp_path / "region") as (replica, _):
+        await eventually(lambda: replica.figures().complete)
+        assert liar.calls == 2
 
 
 @pytest.mark.parametrize("script", [[b"\xff\xff\xff"], [encode_item(Stored(1, b""))], []])

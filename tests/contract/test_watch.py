@@ -96,6 +96,7 @@ async def test_only_wanted_namespaces_are_sent_when_some_are_named() -> None:
         await a.synced()
         await b.synced()
         async with watching(served.address, digests=frozenset([DIGEST])) as watch:
+            assert (await watch.until(Welcome)).blocks == 300, "memory for others' blocks would be taken"
             assert (await watch.until(SnapshotEnd)).blocks == 300
             b.store(some_fingerprints(10, width=16, seed=1))
             await b.synced()
