@@ -97,7 +97,8 @@ class FeedLog:
         key = (position, max_bytes, head, digests)
         if self._last_take is not None and self._last_take[0] == key:
             return self._last_take[1]
-        parts, size = [], 0
+        parts: list[bytes] = []
+        size = 0
         at = position
         first = self._start + position + 1 - self._first
         for number in range(first, min(len(self._entries), first + _LOOKED_AT)):

@@ -65,7 +65,30 @@ def test_second_writer_is_refused_and_told_who_the_first_is_when_a_path_is_taken
         create_region(tmp_path / "region")
     region.close()
     create_region(tmp_path / "region").close()
-    assert os.listdir(tmp_path) == ["region.lock"]
+    assert os.listdir(tmp_path) == []
+
+
+def test_writer_holds_the_lock_that_has_the_name_when_many_come_and_go(tmp_path: Path) -> None:
+    """Whoever ends removes the lock's file, which another one may just have opened: that one would lock nobody out."""
+    held: list[bool] = []
+
+    def come_and_go() -> None:
+        while len(held) < 80:
+            try:
+                region = create_region(tmp_path / "region")
+            except RegionError:
+                continue
+            held.append((tmp_path / "region.lock").exists())
+            region.close()
+
+    threads = [threading.Thread(target=come_and_go) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert len(held) >= 80
+    assert all(held)
+    assert os.listdir(tmp_path) == []
 
 
 def test_readers_stay_with_the_old_region_when_a_successor_is_not_published_yet(tmp_path: Path) -> None:
@@ -82,7 +105,7 @@ def test_readers_stay_with_the_old_region_when_a_successor_is_not_published_yet(
     with pytest.raises(RegionError, match="has a writer already"):
         create_region(path)
     successor.close()
-    assert os.listdir(tmp_path) == ["region.lock"]
+    assert os.listdir(tmp_path) == []
 
 
 def test_only_the_newest_successor_is_published_when_there_are_several(tmp_path: Path) -> None:
@@ -172,7 +195,7 @@ def test_nothing_is_left_when_regions_and_readers_come_and_go(tmp_path: Path) ->
     for _ in range(30):
         live()
     assert used() == before
-    assert os.listdir(tmp_path) == ["region.lock"]
+    assert os.listdir(tmp_path) == []
 
 
 def test_lookups_are_answered_or_refused_when_another_thread_closes_the_reader(tmp_path: Path) -> None:

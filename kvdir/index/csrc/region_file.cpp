@@ -19,6 +19,11 @@ namespace {
 
 std::string why(int error) { return std::strerror(error); }
 
+bool is_same_file(int fd, const std::string& name) {
+    struct stat open{}, there{};
+    return fstat(fd, &open) == 0 && lstat(name.c_str(), &there) == 0 && open.st_ino == there.st_ino && open.st_dev == there.st_dev;
+}
+
 std::string read_text(const char* path) {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return "";
@@ -60,19 +65,32 @@ int open_predecessor(const std::string& path) {
 
 }  // namespace
 
+// Removed by its holder while still held. So whoever opened it before and gets it after holds a file without a name, which
+// locks nothing: only the file that has the name counts.
 class FileLock {
 public:
-    explicit FileLock(const std::string& path) {
-        std::string name = path + ".lock";
-        fd_ = open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    explicit FileLock(const std::string& path) : name_(path + ".lock"), pid_(getpid()) {
+        do {
+            take(path);
+        } while (!named());
+        std::string pid = std::to_string(pid_) + "\n";
+        if (ftruncate(fd_, 0) == 0 && pwrite(fd_, pid.data(), pid.size(), 0) < 0) errno = 0;  // only for error messages
+    }
+    ~FileLock() {
+        if (getpid() == pid_ && named()) unlink(name_.c_str());
+        close(fd_);
+    }
+    FileLock(const FileLock&) = delete;
+    FileLock& operator=(const FileLock&) = delete;
+
+private:
+    void take(const std::string& path) {
+        if (fd_ >= 0) close(fd_);
+        fd_ = open(name_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
         if (fd_ < 0) {
-            throw RegionError("cannot lock " + name + ": " + why(errno) + "; the directory must exist and be writable for this user");
+            throw RegionError("cannot lock " + name_ + ": " + why(errno) + "; the directory must exist and be writable for this user");
         }
-        if (flock(fd_, LOCK_EX | LOCK_NB) == 0) {
-            std::string pid = std::to_string(getpid()) + "\n";
-            if (ftruncate(fd_, 0) == 0 && pwrite(fd_, pid.data(), pid.size(), 0) < 0) errno = 0;  // only for error messages
-            return;
-        }
+        if (flock(fd_, LOCK_EX | LOCK_NB) == 0) return;
         char text[32] = {};
         if (pread(fd_, text, sizeof text - 1, 0) < 0) text[0] = 0;
         close(fd_);
@@ -80,12 +98,12 @@ public:
         throw RegionError("region " + path + " has a writer already (process " + (text[0] ? text : "unknown") +
                           "): stop it, or give this one another path");
     }
-    ~FileLock() { close(fd_); }
-    FileLock(const FileLock&) = delete;
-    FileLock& operator=(const FileLock&) = delete;
 
-private:
-    int fd_;
+    bool named() const { return is_same_file(fd_, name_); }
+
+    std::string name_;
+    pid_t pid_;
+    int fd_ = -1;
 };
 
 RegionFile::RegionFile(const RegionPlace& place) : place_(place), pid_(getpid()) {
@@ -140,10 +158,7 @@ void RegionFile::publish() {
 }
 
 // A successor may be at PATH by now, or have begun at PATH.new.
-bool RegionFile::is_ours(const std::string& name) const {
-    struct stat ours{}, there{};
-    return fstat(fd_, &ours) == 0 && lstat(name.c_str(), &there) == 0 && ours.st_ino == there.st_ino && ours.st_dev == there.st_dev;
-}
+bool RegionFile::is_ours(const std::string& name) const { return is_same_file(fd_, name); }
 
 void RegionFile::withdraw() noexcept {
     const std::string name = published_ ? place_.path : fresh_path();

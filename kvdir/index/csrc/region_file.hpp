@@ -2,12 +2,12 @@
 //
 //   PATH        the region that readers open; always whole, because it comes here by rename
 //   PATH.new    the one that is being made; a dead writer's is replaced
-//   PATH.lock   held (flock) by the writer for as long as it lives; never removed, so there is no race about who locked what
+//   PATH.lock   held (flock) by the writer for as long as it lives; removed by it, a killed one's stays for the next
 //
 // Rules: one writer a path, and the kernel says whether it lives. A region is never taken over: what a dead writer left may end
 // in the middle of a section, so a new writer makes a new file and marks the old one retired. A file's size never changes
 // once it can be seen. A writer that ends takes its file along: shared memory that nobody keeps up to date is only in the way.
-// What is at PATH and no region is not touched. A fork of the writer cannot write, but keeps the lock for as long as it lives.
+// What is at PATH and no region is not touched. A fork cannot write, but keeps the lock of a writer that was killed.
 #pragma once
 
 #include <sys/types.h>
