@@ -1,9 +1,10 @@
 """Which of one owner's publishers speaks to a store that several coordinators share (Welcome.store_id).
 
-Rules: a store takes each stream from one coordinator at a time, so one publisher per store speaks and the others stand by,
-unconnected. The newest welcome wins: whoever spoke before steps back. When the speaker's call ends, those who stand by try in
-turn, one at a time, whoever failed last at the end. A coordinator without a store id has a directory of its own and is not in
-anybody's way. Does not: connect, or know why a call ended. One event loop, no lock.
+The memory of one coordinator is a store, too: several addresses of it (A and AAAA, a name and a number) share it, and their
+publishers would replace each other for ever. Rules: a store takes each stream from one coordinator at a time, so one publisher
+per store speaks and the others stand by, unconnected. The newest welcome wins: whoever spoke before steps back. When the
+speaker's call ends, those who stand by try in turn, one at a time, whoever failed last at the end. A coordinator without a
+store id (of an earlier version) is not in anybody's way. Does not: connect, or know why a call ended. One event loop, no lock.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -49,7 +50,8 @@ log = logging.getLogger("kvdir.coordinator")
 class Coordinator:
     """What the services are about. `draining`: no new streams. on_drain, on_tick: who else is told. place: of workers.
 
-    seed: of the directory's index, for replicas.
+    seed: of the directory's index, for replicas. store_id: of this process's memory, so that agents notice that two addresses
+    lead to it.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Coordinator:
         self.connections = Connections()
         self.name = name
         self.version = version
+        self.store_id = secrets.token_hex(8)
         self.draining = False
         self.on_drain: list[Callable[[], None]] = []
         self.on_tick: list[Callable[[float], None]] = []

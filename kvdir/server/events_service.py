@@ -88,6 +88,7 @@ class EventsService(events_pb2_grpc.EventsServicer):
                     resume_seq=outcome.resume_seq,
                     heartbeat_interval_ms=config.heartbeat_interval_ms,
                     credit_events=config.credit_events,
+                    store_id=coordinator.store_id,
                 )
             )
         )

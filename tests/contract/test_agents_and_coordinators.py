@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 
 from kvdir.client.discovery import Discovery
+from kvdir.client.standby import Standby
 from kvdir.errors import Unavailable, UnknownNamespace
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import NodeTrust, StreamState
 from kvdir.rpc.lookup_codec import encode_fingerprints
-from kvdir.testing.fake_node import some_fingerprints
+from kvdir.testing.fake_node import FakeNode, some_fingerprints
 from kvdir.testing.served import Served, serving
 from kvdir.testing.wait import eventually
 from peer_agent.core.effects import LoadStatus
@@ -27,6 +28,7 @@ from peer_agent.core.records import BLOCK_RECORD
 from peer_agent.server.directory import Coordinators
 from peer_agent.server.peer import PeerFailure
 from peer_agent.testing import local_cluster, sample_namespace
+from peer_agent.testing.link import link_to
 from peer_agent.v1 import peer_pb2, peer_pb2_grpc
 
 
@@ -65,6 +67,25 @@ async def test_pause_ends_when_a_coordinator_answers_that_it_knows_nothing_yet()
             with pytest.raises(UnknownNamespace):
                 await ask()
         await coordinators.close()
+
+
+async def test_one_coordinator_under_two_addresses_is_published_to_once():
+    """As where a name has an A and an AAAA record: two publishers would replace each other for ever."""
+    standby = Standby()
+    async with serving() as served:
+        host, _, port = served.address.rpartition(":")
+        async with (
+            link_to(host, int(port)) as link,
+            FakeNode(served.address, "n1", standby=standby) as node,
+            node.also(f"127.0.0.1:{link.port}", standby) as other,
+        ):
+            first, second = node.publisher.stats, other.publisher.stats
+            await eventually(lambda: {first().standby, second().standby} == {True, False}, what="one stands by")
+            calls = first().calls + second().calls
+            for number in range(20):
+                node.store(some_fingerprints(1, seed=number))
+                await eventually(lambda: node.outbox.last_seq in (first().acked_seq, second().acked_seq), what="heard")
+            assert first().calls + second().calls <= calls + 1, "and it stays so"
 
 
 async def test_directory_is_whole_again_when_the_coordinator_was_restarted(directory: Path):
