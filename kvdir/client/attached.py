@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Self
 
 from kvdir.client.replica_reader import DEAD_AFTER_S, ReplicaReader, ReplicaStatus, nobody
 from kvdir.core.answer import Lookup, LookupMode
-from kvdir.errors import InvalidInput, KvdirError, TooLarge, Unavailable
+from kvdir.errors import DeadlineExceeded, InvalidInput, KvdirError, TooLarge, Unavailable
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import MinTrust
 
@@ -114,7 +114,7 @@ class Attached:
     def _failed(self, error: Exception, *, waited_s: float) -> None:
         """Pauses when they were not there, or did not answer in a time that was fair; an error that is an answer does not."""
         self._failure = str(error)
-        if isinstance(error, Unavailable) or waited_s >= FAIR_S:
+        if isinstance(error, Unavailable) or (isinstance(error, DeadlineExceeded) and waited_s >= FAIR_S):
             self._skip_until_s = time.monotonic() + min(PAUSE_S * 2**self._failures, PAUSE_MAX_S)
             self._failures = min(self._failures + 1, 16)
 

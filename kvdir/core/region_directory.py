@@ -69,10 +69,10 @@ class RegionDirectory:
         return known[1]
 
     def namespaces(self) -> dict[bytes, NamespaceRecord]:
-        """By digest."""
+        """By digest; as they were before while they are being written."""
         version, records = self._reader.namespaces()
         known = self._namespaces
-        if version != known[0]:
+        if version and version != known[0]:
             known = self._namespaces = version, {item.digest: item for item in decode_namespaces(records)}
         return known[1]
 

@@ -173,19 +173,18 @@ class BlockReader(Protocol):
         """
 
     def node(self, node: int, /) -> tuple[int, bytes]:
-        """(version, record) of a node that an answer named; (0, b"") when it is gone, also when another has its slot."""
+        """(version, record) of a node that an answer named; (0, b"") when it is gone, also when another has its slot, or when
+        the record was being written all the while.
+        """
 
     def nodes(self) -> bytes:
         """Packed u32: all nodes that are known, as answers name them."""
 
-    def holders(self) -> bytes:
-        """Packed u32, four each: number, node, tier | 256 if visible, blocks."""
-
     def namespaces(self) -> tuple[int, bytes]:
-        """(version, records); (0, b"") when there are none yet."""
+        """(version, records); (0, b"") when there are none yet, or when they were being written all the while."""
 
     def beat(self) -> bytes:
-        """The writer's last beat; empty when there is none yet."""
+        """The writer's last beat; empty when there is none yet, or when it was being written all the while."""
 
     def stats(self) -> IndexStats: ...
 

@@ -96,12 +96,6 @@ class FakeReader:
     def nodes(self) -> bytes:
         return array("I", [self._id(slot) for slot, node in sorted(self._region.slots.items()) if node.version]).tobytes()
 
-    def holders(self) -> bytes:
-        rows = array("I")
-        for number, (node, tier, visible) in sorted(self._region.places.items()):
-            rows.extend((number, self._id(node), tier | 256 * visible, self._region.index.holder_blocks(number)))
-        return rows.tobytes()
-
     def stats(self) -> IndexStats:
         return self._region.index.stats()
 

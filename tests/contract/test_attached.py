@@ -105,7 +105,9 @@ def test_nobody_answers_and_says_why_when_nothing_is_there() -> None:
     assert attached.lookup(DIGEST, BLOCKS).reason == "this was closed"
 
 
-async def test_unknown_namespace_is_an_answer_and_too_many_fingerprints_are_an_error() -> None:
+async def test_unknown_namespace_is_an_answer_and_too_many_fingerprints_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it took to say so: who answers is asked again at once."""
+    monkeypatch.setattr("kvdir.client.attached.FAIR_S", 0.0)
     async with serving() as served:
         with kvdir.attach("/none", coordinators=served.address) as attached:
             answer = await ask(attached)

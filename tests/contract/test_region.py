@@ -167,6 +167,66 @@ def test_fork_of_a_writer_changes_nothing_and_takes_nothing_along_when_it_ends(t
     subprocess.run([sys.executable, "-c", FORK, tmp_path / "region"], check=True, timeout=50)
 
 
+FORK_AT_WORK = """
+import os, signal, sys, threading
+from kvdir.errors import KvdirError
+from kvdir.index import RegionReader, create_region
+region = create_region(sys.argv[1])
+blocks = b"".join(number.to_bytes(8, "little") for number in range(1, 100_001))
+region.store(blocks, 8, scope=0, holder=1, now_s=1)
+reader = RegionReader(sys.argv[1])
+over = threading.Event()
+
+def at_work(call):
+    while not over.is_set():
+        call()
+
+calls = (lambda: reader.lookup(blocks, 8, scope=0), lambda: region.lookup(blocks, 8, scope=0))
+threads = [threading.Thread(target=at_work, args=(call,)) for call in calls]
+for thread in threads:
+    thread.start()
+for _ in range(20):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        assert reader.lookup(blocks[:80], 8, scope=0).hits == 0
+        reader.close()
+        for call in (region.stats, lambda: region.beat(b""), lambda: region.drop(1)):
+            try:
+                call()
+            except KvdirError:
+                continue
+            os._exit(2)
+        region.close()
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    if status:
+        break
+over.set()
+for thread in threads:
+    thread.join()
+assert status == 0, status
+assert not reader.stale
+"""
+
+
+def test_fork_waits_for_nothing_when_threads_of_its_parent_were_at_work(tmp_path: Path) -> None:
+    """They hold locks that nobody in the child gives back."""
+    subprocess.run([sys.executable, "-c", FORK_AT_WORK, tmp_path / "region"], check=True, timeout=50)
+
+
+def test_core_dumps_leave_out_regions_when_they_are_mapped(tmp_path: Path) -> None:
+    """Address space of many gigabytes, which a dump would fill once the file has no name any more."""
+    region = create_region(tmp_path / "region")
+    reader = RegionReader(tmp_path / "region")
+    smaps = Path("/proc/self/smaps").read_text()
+    flags = [part.partition("VmFlags:")[2].partition("\n")[0].split() for part in smaps.split(region.path)[1:]]
+    assert len(flags) > 2
+    assert all("dd" in each for each in flags)
+    reader.close()
+    region.close()
+
+
 def test_nothing_is_left_when_regions_and_readers_come_and_go(tmp_path: Path) -> None:
     blocks = fingerprints(range(100))
 
@@ -177,7 +237,7 @@ def test_nothing_is_left_when_regions_and_readers_come_and_go(tmp_path: Path) ->
         region.store(blocks, 16, scope=0, holder=1, now_s=1)
         reader, forgotten = RegionReader(tmp_path / "region"), RegionReader(tmp_path / "region")
         assert reader.lookup(blocks, 16, scope=0).hits == forgotten.lookup(blocks, 16, scope=0, prefix=True).hits == 100
-        reader.node(0), reader.nodes(), reader.holders(), reader.namespaces(), reader.beat(), reader.stats()
+        reader.node(0), reader.nodes(), reader.namespaces(), reader.beat(), reader.stats()
         region.successor()
         with pytest.raises(RegionError):
             create_region(tmp_path / "region")

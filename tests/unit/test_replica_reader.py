@@ -135,6 +135,14 @@ def test_answer_says_that_it_is_not_whole_when_the_writer_was_at_it() -> None:
     assert "changing some of these entries" in answer.reason
 
 
+def test_namespace_is_known_on_when_its_records_are_just_being_written() -> None:
+    world = World()
+    assert world.reader.lookup(DIGEST, BLOCKS).hits == 8
+    world.region.namespaces = (0, b"")  # what a reader gets meanwhile
+    world.now_ns += S // 10
+    assert world.reader.lookup(DIGEST, BLOCKS).hits == 8
+
+
 def test_region_is_looked_for_now_and_then_only_while_there_is_none() -> None:
     world = World()
     world.there = False

@@ -90,6 +90,7 @@ public:
 
     Stats stats() const;
     Region& region() { return region_; }
+    const Region& region() const { return region_; }
     const char* fault() const;  // checks every invariant; for tests
 
 private:

@@ -61,9 +61,12 @@ void raise_region_error(const char* message) {
     if (type) PyErr_SetString(type.get(), message);
 }
 
-void require_usable(Index& index) {
+void require_usable(const Index& index) {
     if (index.region().closed()) throw RegionError("this region is closed: create a new one");
-    RegionFile* file = index.region().file();
+}
+
+void require_ours(const Index& index) {
+    const RegionFile* file = index.region().file();
     if (file && !file->created_here()) {
         throw RegionError("region " + file->place().path + " belongs to the process that forked this one: open it with RegionReader");
     }

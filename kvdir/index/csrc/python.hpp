@@ -112,10 +112,15 @@ PyObject* to_bytes(const std::vector<T>& values) {
 
 void raise_region_error(const char* message);  // kvdir.index.RegionError
 
+// Before the lock of a core, which a fork may have found taken for ever: throws when it is another process's.
+template <class Core>
+void require_ours(const Core&) {}
+void require_ours(const Index& index);
+
 // Before work on a core, under its lock: throws when it cannot be used any more.
 template <class Core>
 void require_usable(const Core&) {}
-void require_usable(Index& index);
+void require_usable(const Index& index);
 
 enum class Gil { released, kept };
 
@@ -155,6 +160,7 @@ template <class Core, class Work>
 bool locked(PyObject* self, Work work) {
     Guarded<Core>& held = guarded<Core>(self);
     return without_gil([&] {
+        require_ours(held.core);
         std::lock_guard<std::mutex> lock(held.mutex);
         require_usable(held.core);
         work(held.core);
@@ -165,9 +171,10 @@ bool locked(PyObject* self, Work work) {
 template <class Core, class Work>
 bool locked_briefly(PyObject* self, Work work) {
     Guarded<Core>& held = guarded<Core>(self);
-    std::unique_lock<std::mutex> lock(held.mutex, std::try_to_lock);
-    if (!lock) return locked<Core>(self, work);
+    if (!held.mutex.try_lock()) return locked<Core>(self, work);
     return run(Gil::kept, [&] {
+        std::lock_guard<std::mutex> lock(held.mutex, std::adopt_lock);
+        require_ours(held.core);
         require_usable(held.core);
         work(held.core);
     });

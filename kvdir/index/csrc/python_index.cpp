@@ -38,6 +38,7 @@ PyObject* change(PyObject* self, Guarded<Sketch>* sketch, Work work) {
     Guarded<Index>& index = guarded<Index>(self);
     u64 changed = 0;
     bool done = without_gil([&] {
+        require_ours(index.core);
         if (sketch) {
             std::scoped_lock lock(index.mutex, sketch->mutex);
             require_usable(index.core);

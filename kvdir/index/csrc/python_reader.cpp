@@ -1,6 +1,4 @@
 // kvdir.index._native.RegionReader: read-only lookups in the region of another process.
-#include <shared_mutex>
-
 #include "python.hpp"
 #include "view.hpp"
 
@@ -8,19 +6,16 @@ namespace kvdir::python {
 
 namespace {
 
-// Lookups share the lock; only closing wants it alone, and waits without the GIL.
-struct Reader {
-    explicit Reader(const std::string& path) : view(new RegionView(path)) {}
-    std::unique_ptr<RegionView> view;
-    std::shared_mutex mutex;
-};
+using View = std::shared_ptr<const RegionView>;
 
+// `view` is touched under the GIL only; who reads has a share, so closing waits for nobody, and the last one unmaps. No lock, so
+// none that a fork could find taken.
 struct ReaderObject {
     PyObject_HEAD
-    Reader* reader;
+    View* view;  // empty when closed
 };
 
-Reader& reader_of(PyObject* self) { return *reinterpret_cast<ReaderObject*>(self)->reader; }
+View& view_of(PyObject* self) { return *reinterpret_cast<ReaderObject*>(self)->view; }
 
 PyObject* reader_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
     static const char* names[] = {"path", nullptr};
@@ -31,13 +26,13 @@ PyObject* reader_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
     auto allocate = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc));
     Ref self(allocate(type, 0));
     if (!self) return nullptr;
-    auto*& reader = reinterpret_cast<ReaderObject*>(self.get())->reader;
-    return without_gil([&] { reader = new Reader(path); }) ? self.take() : nullptr;
+    auto*& view = reinterpret_cast<ReaderObject*>(self.get())->view;
+    return without_gil([&] { view = new View(new RegionView(path)); }) ? self.take() : nullptr;
 }
 
 void reader_dealloc(PyObject* self) {
     PyTypeObject* type = Py_TYPE(self);
-    delete reinterpret_cast<ReaderObject*>(self)->reader;
+    delete reinterpret_cast<ReaderObject*>(self)->view;
     reinterpret_cast<freefunc>(PyType_GetSlot(type, Py_tp_free))(self);
     Py_DECREF(type);
 }
@@ -48,14 +43,11 @@ constexpr u64 kShortBlocks = 2048;
 // Runs read(view); false with a Python error set when the reader is closed.
 template <class Read>
 bool reading(PyObject* self, Read read, Gil gil = Gil::kept) {
-    Reader& reader = reader_of(self);
-    std::shared_lock<std::shared_mutex> lock(reader.mutex, std::defer_lock);
-    if (gil == Gil::kept && !lock.try_lock()) gil = Gil::released;
+    View view = view_of(self);
     return run(gil, [&] {
-        if (!lock) lock.lock();
-        std::shared_lock<std::shared_mutex> held(std::move(lock));  // until this ends, not until the GIL is back
-        if (!reader.view) throw RegionError("this reader is closed: open the region again");
-        read(static_cast<const RegionView&>(*reader.view));
+        if (!view) throw RegionError("this reader is closed: open the region again");
+        read(*view);
+        view.reset();
     });
 }
 
@@ -114,12 +106,6 @@ PyObject* reader_nodes(PyObject* self, PyObject*) {
     return to_bytes(ids);
 }
 
-PyObject* reader_holders(PyObject* self, PyObject*) {
-    std::vector<u32> holders;
-    if (!reading(self, [&](const RegionView& view) { holders = view.holders(); })) return nullptr;
-    return to_bytes(holders);
-}
-
 PyObject* reader_stats(PyObject* self, PyObject*) {
     Stats stats{};
     if (!reading(self, [&](const RegionView& view) { stats = view.stats(); })) return nullptr;
@@ -127,12 +113,9 @@ PyObject* reader_stats(PyObject* self, PyObject*) {
 }
 
 PyObject* reader_close(PyObject* self, PyObject*) {
-    Reader& reader = reader_of(self);
-    bool done = without_gil([&] {
-        std::unique_lock<std::shared_mutex> lock(reader.mutex);
-        reader.view.reset();
-    });
-    if (!done) return nullptr;
+    View view;
+    view.swap(view_of(self));
+    if (!without_gil([&] { view.reset(); })) return nullptr;
     Py_RETURN_NONE;
 }
 
@@ -158,7 +141,6 @@ PyMethodDef methods[] = {
     {"lookup", with_keywords(reader_lookup), METH_VARARGS | METH_KEYWORDS, nullptr},
     {"node", reader_node, METH_O, nullptr},
     {"nodes", reader_nodes, METH_NOARGS, nullptr},
-    {"holders", reader_holders, METH_NOARGS, nullptr},
     {"namespaces", reader_namespaces, METH_NOARGS, nullptr},
     {"beat", reader_beat, METH_NOARGS, nullptr},
     {"stats", reader_stats, METH_NOARGS, nullptr},

@@ -75,7 +75,8 @@ PyObject* region_retire(PyObject* self, PyObject*) {
 PyObject* region_close(PyObject* self, PyObject*) {
     Guarded<Index>& held = guarded<Index>(self);
     bool done = without_gil([&] {
-        std::lock_guard<std::mutex> lock(held.mutex);
+        std::unique_lock<std::mutex> lock(held.mutex, std::defer_lock);
+        if (file_of(held.core).created_here()) lock.lock();
         held.core.region().close();
     });
     if (!done) return nullptr;

@@ -90,9 +90,13 @@ bool Region::map(u64 bytes) {
     if (skip < kHugePage) munmap(reinterpret_cast<void*>(start + skip + bytes), kHugePage - skip);
     base_ = reinterpret_cast<std::byte*>(start + skip);
     mapped_bytes_ = bytes;
-    if (!file_ || mmap(base_, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, file_->fd(), 0) != MAP_FAILED) return true;
-    munmap(base_, bytes);
-    return false;
+    if (!file_) return true;
+    if (mmap(base_, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, file_->fd(), 0) == MAP_FAILED) {
+        munmap(base_, bytes);
+        return false;
+    }
+    madvise(base_, bytes, MADV_DONTDUMP);  // see RegionView
+    return true;
 }
 
 bool Region::make_room(u64 offset, u64 bytes, bool may_pause) noexcept {

@@ -146,6 +146,7 @@ void RegionFile::publish() {
     if (!is_ours(fresh_path())) throw RegionError("region " + place_.path + " has a newer successor than this one: publish that");
     int predecessor = open_predecessor(place_.path);
     int error = rename(fresh_path().c_str(), place_.path.c_str()) == 0 ? 0 : errno;
+    published_ = error == 0;  // from here on the name to take away is another
     if (predecessor >= 0) {
         const u32 retired = 1;
         struct stat status{};
@@ -154,7 +155,6 @@ void RegionFile::publish() {
         ::close(predecessor);
     }
     if (error) throw RegionError("cannot publish " + place_.path + ": " + why(error));
-    published_ = true;
 }
 
 // A successor may be at PATH by now, or have begun at PATH.new.

@@ -87,6 +87,7 @@ RegionView::RegionView(const std::string& path) {
         close(fd_);
         refuse(path, wrong);
     }
+    madvise(mapped, mapped_bytes_, MADV_DONTDUMP);  // a core would hold all of it, gaps included, once the file has no name
     base_ = static_cast<const std::byte*>(mapped);
     std::copy(std::begin(header.region.extents), std::end(header.region.extents), extents_);
     seed_ = header.seed;
@@ -119,15 +120,16 @@ bool RegionView::shape(Shape& out) const {
            peek(&header()->sets.records),
            committed(Segment::words) / sizeof(u32),
            committed(Segment::places) / sizeof(u64),
-           committed(Segment::nodes) / sizeof(NodeEntry)};
+           node_slots()};
     u64 slots = committed(Segment::slots) / sizeof(Slot);
     return out.total <= slots && out.total > Table::kGuard && out.capacity <= out.total - Table::kGuard &&
            out.old_capacity <= out.capacity && out.records <= committed(Segment::records) / sizeof(SetRecord);
 }
 
 u32 RegionView::sheet(Segment segment, u64 offset, u64 room, std::string& out) const {
-    if (offset + sizeof(Sheet) > committed(segment)) return 0;
-    room = std::min(room, committed(segment) - offset - sizeof(Sheet)) / sizeof(u64) * sizeof(u64);
+    const u64 end = committed(segment);
+    if (offset + sizeof(Sheet) > end) return 0;
+    room = std::min(room, end - offset - sizeof(Sheet)) / sizeof(u64) * sizeof(u64);
     const Sheet* sheet = reinterpret_cast<const Sheet*>(at<std::byte>(segment) + offset);
     const u64* words = reinterpret_cast<const u64*>(sheet + 1);
     for (Patience patience; ; ) {
@@ -152,8 +154,8 @@ u32 RegionView::sheet(Segment segment, u64 offset, u64 room, std::string& out) c
 
 // The record is that of the node if the slot was its both before and after.
 u32 RegionView::node(u32 id, std::string& out) const {
-    u64 offset = u64{slot_of(id)} * sizeof(NodeEntry);
-    if (offset + sizeof(NodeEntry) > committed(Segment::nodes)) return 0;
+    if (slot_of(id) >= node_slots()) return 0;
+    const u64 offset = u64{slot_of(id)} * sizeof(NodeEntry);
     const NodeEntry& entry = at<NodeEntry>(Segment::nodes)[slot_of(id)];
     auto still = [&] { return peek(&entry.known) && node_id(slot_of(id), peek(&entry.life)) == id; };
     if (!still()) return 0;
@@ -165,29 +167,11 @@ u32 RegionView::node(u32 id, std::string& out) const {
 std::vector<u32> RegionView::nodes() const {
     std::vector<u32> ids;
     const NodeEntry* entries = at<NodeEntry>(Segment::nodes);
-    u64 count = committed(Segment::nodes) / sizeof(NodeEntry);
+    const u64 count = node_slots();
     for (u32 slot = 0; slot < count; ++slot) {
         if (peek(&entries[slot].known)) ids.push_back(node_id(slot, peek(&entries[slot].life)));
     }
     return ids;
-}
-
-std::vector<u32> RegionView::holders() const {
-    std::vector<u32> out;
-    const u64* places = at<u64>(Segment::places);
-    const u32* blocks = at<u32>(Segment::holders);
-    u64 count = committed(Segment::places) / sizeof(u64), counted = committed(Segment::holders) / sizeof(u32);
-    u64 nodes = committed(Segment::nodes) / sizeof(NodeEntry);
-    for (u32 number = 0; number < count; ++number) {
-        u64 place = peek(places + number);
-        u64 slot = place >> 32;
-        if ((place & kPlaceKnown) == 0 || slot >= nodes) continue;
-        u32 id = node_id(static_cast<u32>(slot), peek(&at<NodeEntry>(Segment::nodes)[slot].life));
-        u32 row[] = {number, id, static_cast<u32>(place & (kPlaceVisible | 0xFF)),
-                     number < counted ? peek(blocks + number) : 0};
-        out.insert(out.end(), std::begin(row), std::end(row));
-    }
-    return out;
 }
 
 // Figures of one moment are wanted here, not of one consistent state.

@@ -7,6 +7,7 @@
 // others than their owner and root may write to.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <string>
 
@@ -83,13 +84,13 @@ public:
     // The record of the node, and its version; 0 when the slot is nobody's or another one's by now.
     u32 node(u32 id, std::string& out) const;
 
-    std::vector<u32> nodes() const;    // node_id of each that is known
-    std::vector<u32> holders() const;  // (number, node_id, tier | visible << 8, blocks) of each that is known
+    std::vector<u32> nodes() const;  // node_id of each that is known
     Stats stats() const;
 
 private:
     const IndexHeader* header() const { return reinterpret_cast<const IndexHeader*>(base_); }
     u64 committed(Segment segment) const;
+    u64 node_slots() const { return std::min<u64>(committed(Segment::nodes) / sizeof(NodeEntry), kNodeLimit); }
 
     int fd_ = -1;
     const std::byte* base_ = nullptr;
