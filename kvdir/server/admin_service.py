@@ -99,5 +99,5 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             protocol_version=PROTOCOL_VERSION,
             done=done,
             trust=encode_trust(stream.trust(coordinator.now_s())),
-            blocks=sum(holder.blocks for holder in stream.holders.values()),
+            blocks=sum(holder.claimed for holder in stream.holders.values()),
         )

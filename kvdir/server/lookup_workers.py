@@ -171,10 +171,12 @@ class LookupWorkers:
         """Until it has ended, or had to be ended. Returns why."""
         process = self._processes[number]
         ended = asyncio.create_task(process.wait())
+        silent_looks = 0
         try:
             while not ended.done():
                 await asyncio.wait({ended}, timeout=LOOK_S)
-                if not ended.done() and self._silent_s(number) > HANG_S:
+                silent_looks = silent_looks + 1 if self._silent_s(number) > HANG_S else 0
+                if not ended.done() and silent_looks > 1:  # once: we may all have been stopped, and it had no turn yet
                     self.kills += 1
                     await self._kill(number)
                     return f"no sign of life for {HANG_S:g} s"

@@ -25,10 +25,11 @@ from kvdir.core.event import Event
 from kvdir.core.region_directory import RegionDirectory
 from kvdir.errors import ConfigError, KvdirError, TooLarge, UnknownNamespace
 from kvdir.fingerprint import Fingerprints
-from kvdir.index import RegionError, RegionReader
+from kvdir.index import LEAST_MAX_BYTES, RegionError, RegionReader
 from kvdir.location import MinTrust, StreamState, Tier
 from kvdir.rpc.channel import server_options
 from kvdir.rpc.lookup_codec import decode_lookup, encode_lookup_request
+from kvdir.server import lookup_workers
 from kvdir.server.app import build_coordinator
 from kvdir.server.lookup_workers import LookupWorkers
 from kvdir.server.pass_through import pass_through
@@ -227,7 +228,7 @@ async def test_calls_pass_through_as_they_are() -> None:
             await call.write(item)
             assert await call.read() == item * 2
         assert (seen["metadata"]["kvdir-request-id"], seen["metadata"]["tenant"]) == ("r1", "t1")
-        assert 0 < seen["remaining_s"] <= 30.0
+        assert 0 < seen["remaining_s"] <= 30.3  # gRPC rounds up to 0.1 s at every hop
         await call.done_writing()
         assert await call.read() is grpc.aio.EOF
         assert dict(await call.trailing_metadata())["said"] == "goodbye"
@@ -274,6 +275,43 @@ async def test_nothing_is_left_when_a_coordinator_with_workers_ends(tmp_path: Pa
     assert not place.path.exists()
     with pytest.raises(ProcessLookupError):
         os.kill(pids[0], 0)
+
+
+async def test_worker_is_killed_when_it_stays_silent_and_not_when_all_of_us_were_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lookup_workers, "LOOK_S", 0.01)
+    async with serving(WITH_WORKERS) as served:
+        workers, silent_s = workers_of(served), [9.0, 0.0] * 10
+        monkeypatch.setattr(workers, "_silent_s", lambda number: silent_s.pop() if silent_s else 0.0)
+        await eventually(lambda: not silent_s)
+        assert (workers.kills, workers.up) == (0, {0})
+        monkeypatch.setattr(workers, "_silent_s", lambda number: 9.0)
+        await eventually(lambda: workers.kills >= 1)
+
+
+async def test_worker_says_incomplete_when_the_index_is_full() -> None:
+    config = replace(WITH_WORKERS, max_index_bytes=LEAST_MAX_BYTES)
+    many = some_fingerprints(6_000, seed=7)
+    async with serving(config) as served, FakeNode(served.address, "n1") as node, at_worker(served) as channel:
+        lookup: Any = channel.unary_unary(
+            "/kvdir.v1.Directory/Lookup",
+            request_serializer=directory_pb2.LookupRequest.SerializeToString,
+            response_deserializer=directory_pb2.LookupResponse.FromString,
+        )
+        request = encode_lookup_request(DIGEST, many.slice(0, 4096), mode=LookupMode.SPARSE, touch=False)
+        node.store(many.slice(0, 1000))
+        await node.synced()
+        first = await lookup(request, timeout=5.0)
+        assert (first.hits, first.incomplete) == (1000, False)
+        node.store(many.slice(1000, 5000))
+        await node.synced()
+        served.coordinator.tick()  # it says so from there on
+        found = decode_lookup(await lookup(request, timeout=5.0))
+        direct = served.coordinator.directory.lookup(DIGEST, many.slice(0, 4096), now_s=served.coordinator.now_s())
+        assert found.incomplete
+        assert 0 < found.hits == direct.hits < 4096
+        assert served.coordinator.directory.counters.lookups == 1  # ours; the others were the worker's
 
 
 async def test_workers_run_the_coordinators_code_when_another_lies_in_the_current_directory(
