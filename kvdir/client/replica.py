@@ -28,6 +28,7 @@ import grpc.aio
 
 from kvdir.client.addresses import Addresses
 from kvdir.client.publisher import Backoff
+from kvdir.client.replica_figures import ReplicaCounters, ReplicaFigures
 from kvdir.core.feed_items import Page, Removed, Response, Start, Stored, Welcome
 from kvdir.core.region_roster import RegionRoster
 from kvdir.core.replica import CreditLine, FeedFault, ReplicaState, expected_blocks
@@ -49,46 +50,6 @@ SPOILT: Final = Backoff(base_s=0.25, limit_s=30.0)
 PATIENCE_MAX_S: Final = 30.0
 """However seldom a coordinator means to send beats."""
 METHOD: Final = "/kvdir.v1.Directory/Watch"
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaFigures:
-    """What there is now, and counters since the start. lag_s: infinite before the first copy is whole.
-
-    source: the coordinator that the served copy came from. faults: feeds that made no sense. lost_blocks: for want of room.
-    """
-
-    complete: bool
-    connected: bool
-    source: str
-    lag_s: float
-    blocks: int
-    bytes: int
-    nodes: int
-    position: int
-    incomplete: bool
-    warming: bool
-    calls: int
-    snapshots: int
-    resumes: int
-    ends: int
-    faults: int
-    received_bytes: int
-    applied_blocks: int
-    lost_blocks: int
-    last_error: str
-
-
-@dataclass(slots=True)
-class _Counters:
-    calls: int = 0
-    snapshots: int = 0
-    resumes: int = 0
-    ends: int = 0
-    faults: int = 0
-    received_bytes: int = 0
-    applied_blocks: int = 0
-    lost_blocks: int = 0
 
 
 @dataclass(slots=True)
@@ -134,7 +95,7 @@ class Replica:
         self._silence_s = self._patience_s = silence_s
         self._backoff = backoff or Backoff()
         self._rng = rng or random.Random()
-        self._counters = _Counters()
+        self._counters = ReplicaCounters()
         self._empty: RegionIndex | None = None
         self._served: _Copy | None = None
         self._building: _Copy | None = None
@@ -142,6 +103,7 @@ class Replica:
         self._spoilt = False
         self._connected = False
         self._last_error = ""
+        self._said: dict[str, str] = {}
 
     def open(self) -> None:
         """Takes the path. Raises RegionError: somebody else writes there, no room, no permission."""
@@ -219,20 +181,20 @@ class Replica:
         try:
             await self._watch(address)
         except grpc.RpcError as error:
-            self._failed(str(from_rpc_error(error, target=address)))
+            self._failed(address, str(from_rpc_error(error, target=address)))
         except (FeedFault, RegionError, ValueError) as error:  # ValueError: what no region can be made for
             self._spoilt = True
             self._counters.faults += isinstance(error, FeedFault)
-            self._failed(f"{address}: {error}")
+            self._failed(address, str(error))
         except KvdirError as error:
-            self._failed(f"{address}: {error}")
+            self._failed(address, str(error))
         except MemoryError:
             self._spoilt = True
-            self._failed(f"{self._path}: no room left; make /dev/shm larger, or replicate fewer namespaces")
+            self._failed(address, f"{self._path}: no room left; make /dev/shm larger, or replicate fewer namespaces")
         except TimeoutError:
-            self._failed(f"{address}: nothing heard for {self._patience_s:g} s")
+            self._failed(address, f"nothing heard for {self._patience_s:g} s")
         except asyncio.InvalidStateError:
-            self._failed(f"{address}: the call ended while writing")
+            self._failed(address, "the call ended while writing")
         finally:
             self._connected = False
             self._discard_building()
@@ -275,7 +237,7 @@ class Replica:
             if response.end is not None:
                 self._counters.ends += 1
                 self._anew |= response.end.begin_anew
-                self._failed(f"{address}: {response.end.reason}")
+                self._failed(address, response.end.reason)
                 return
             if copy is None:
                 raise RemoteProtocolError("the coordinator says something before its welcome")
@@ -294,11 +256,13 @@ class Replica:
         self._connected = True
         self._addresses.answered(address)
         self._last_error = ""
+        self._said.pop(address, None)
         if not welcome.snapshot:
             served = self._served
             if served is None or self._anew or welcome.log_id != served.state.welcome.log_id:
                 raise FeedFault("it goes on in a log that we do not follow")
             self._counters.resumes += 1
+            log.info("replica: goes on with %s", address)
             return served
         self._counters.snapshots += 1
         before = self._served.region if self._served else self._empty
@@ -306,7 +270,8 @@ class Replica:
         region = before.successor(expected_blocks=expected_blocks(welcome), seed=welcome.seed)
         roster = RegionRoster(region)
         state = ReplicaState(region, roster, welcome, started_s=credit.sent_s(0))
-        self._building = _Copy(region, roster, state, welcome.coordinator or address)
+        source = f"{welcome.coordinator} ({address})" if welcome.coordinator else address
+        self._building = _Copy(region, roster, state, source)
         log.info("replica: snapshot of about %d blocks from %s", welcome.blocks, address)
         return self._building
 
@@ -368,10 +333,13 @@ class Replica:
         self._counters.applied_blocks += state.blocks_applied
         self._counters.lost_blocks += state.blocks_lost
 
-    def _failed(self, error: str) -> None:
-        if error != self._last_error:
-            log.info("replica: %s", error)
-        self._last_error = error
+    def _failed(self, address: str, why: str) -> None:
+        """The same is said once of a coordinator until it answers, however many take turns at failing."""
+        self._last_error = why if why.startswith(address) else f"{address}: {why}"
+        if self._said.get(address) != self._last_error:
+            log.info("replica: %s", self._last_error)
+        self._said = {known: text for known, text in self._said.items() if known in self._addresses}
+        self._said[address] = self._last_error
 
     # -- the beat page ---------------------------------------------------------------------------------------------------
 

@@ -99,7 +99,7 @@ class Beat:
     """How current a region is. beat_ns: when the writer last wrote this. as_of_ns: what the directory held then is in here.
 
     direct: the region is the directory's own, so nothing is behind as long as the writer lives. source: the coordinator that it
-    came from, as "host:port" or its name; "" when there has been none. stale_after_s, expire_after_s: when a silent node is
+    came from, by name and address; "" when there has been none. stale_after_s, expire_after_s: when a silent node is
     stale, and left out; 0: never, here. pid: the writer's.
     """
 

@@ -15,7 +15,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from kvdir.client.addresses import Addresses
 from kvdir.client.discovery import Discovery
-from kvdir.client.replica import Replica, ReplicaFigures
+from kvdir.client.replica import Replica
+from kvdir.client.replica_figures import ReplicaFigures
 from kvdir.client.replica_reader import ReplicaReader
 from kvdir.errors import ConfigError
 from kvdir.index import RegionError

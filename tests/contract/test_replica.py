@@ -368,6 +368,19 @@ async def test_replica_tries_again_when_the_coordinator_speaks_nonsense_or_nothi
         assert liar.calls == 2
 
 
+def test_log_says_once_what_is_wrong_when_coordinators_take_turns_at_failing(caplog: pytest.LogCaptureFixture) -> None:
+    replica = Replica("127.0.0.1:1,127.0.0.1:2", path="/none")
+    with caplog.at_level("INFO", "kvdir.replica"):
+        for address in ["127.0.0.1:1", "127.0.0.1:2"] * 3:
+            replica._failed(address, f"{address}: refused")
+        replica._failed("127.0.0.1:1", "going down")
+    assert caplog.messages == [
+        "replica: 127.0.0.1:1: refused",
+        "replica: 127.0.0.1:2: refused",
+        "replica: 127.0.0.1:1: going down",
+    ]
+
+
 async def test_lag_is_infinite_when_no_coordinator_was_ever_there(tmp_path: Path) -> None:
     async with replicating("127.0.0.1:1", tmp_path / "region") as (replica, reader):
         await eventually(lambda: replica.figures().last_error)
