@@ -69,7 +69,8 @@ class ReplicaReader:
         self._dead_after_ns = round(dead_after_s * 1e9)
         self._open_region = open_region or _open_region
         self._clock_ns = clock_ns
-        self._region: RegionDirectory | None = None
+        self._opened: tuple[str | None, RegionDirectory] | None = None
+        """Under which path; of another one than `path` it is of no use."""
         self._reason = "it was not opened yet"
         self._next_open_ns = 0
 
@@ -102,7 +103,7 @@ class ReplicaReader:
     def move(self, path: str) -> None:
         """From now on the region is looked for here; "": nowhere."""
         if path != self.path:
-            self.path, self._region, self._next_open_ns = path, None, 0
+            self.path, self._next_open_ns = path, 0
 
     def status(self) -> ReplicaStatus:
         """As a lookup would find it now."""
@@ -118,7 +119,8 @@ class ReplicaReader:
 
     def _current(self, now_ns: int) -> tuple[RegionDirectory | None, Beat | None]:
         """What is open, and what its writer said last; looked for anew when it is of no use any more."""
-        region = self._region
+        opened = self._opened
+        region = opened[1] if opened is not None and opened[0] == self.path else None
         beat = None if region is None else region.beat()
         if region is None or beat is None or region.stale or self._dead(beat, now_ns):
             return self._look_again(region, beat, now_ns)
@@ -129,18 +131,19 @@ class ReplicaReader:
     ) -> tuple[RegionDirectory | None, Beat | None]:
         if now_ns < self._next_open_ns:
             return region, beat
-        self._next_open_ns = now_ns + round(OPEN_EVERY_S * 1e9)
+        path, self._next_open_ns = self.path, now_ns + round(OPEN_EVERY_S * 1e9)
         try:
-            region = self._region = RegionDirectory(self._open())
+            region = RegionDirectory(self._open(path))
         except (KvdirError, OSError, ValueError) as error:
-            self._region, self._reason = None, str(error)
+            self._opened, self._reason = None, str(error)
             return None, None
+        self._opened = path, region
         return region, region.beat()
 
-    def _open(self) -> BlockReader:
-        if self.path == "":
+    def _open(self, path: str | None) -> BlockReader:
+        if path == "":
             raise FileNotFoundError("no agent has said where one is")
-        return self._open_region(find_region() if self.path is None else self.path)
+        return self._open_region(find_region() if path is None else path)
 
     def _dead(self, beat: Beat, now_ns: int) -> bool:
         return now_ns - beat.beat_ns > self._dead_after_ns

@@ -1,7 +1,7 @@
 """Mirrors: whoever has to know, at once and in order, when what lookups may answer changes.
 
 Owns the contract, and the wrapper around the index through which every change of blocks passes, so that no path is forgotten.
-There are two mirrors: the log of the feed (feed.py) and the roster of a region (roster.py). Usually there is none, which
+There are two mirrors: the log of the feed (feed.py) and the roster of a region (region_roster.py). Usually there is none, which
 costs a look at an empty list.
 
 Rules for the core, on which every mirror relies:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 BEAT_S = 0.1
 BEAT_WATCHERS = 64
 KEEP_S = 60.0
-LINGER_S, LINGER_MORE_S, LINGER_LIMIT_S = 0.004, 0.0005, 0.05
+LINGER_S, LINGER_MORE_S, LINGER_LIMIT_S = 0.004, 0.0005, 0.5  # so messages take the same share of a core, however many watch
 DRAINING = "this coordinator is going down: watch another one, or come back"
 
 

@@ -171,6 +171,22 @@ def test_new_region_is_found_when_the_old_one_was_retired_or_its_writer_died() -
     assert world.reader.lookup(DIGEST, BLOCKS).source == "replica"
 
 
+def test_region_of_the_old_path_is_left_when_the_path_moves_while_it_is_opened() -> None:
+    world = World()
+    opened: list[str] = []
+
+    def open_slowly(path: str) -> FakeReader:
+        opened.append(path)
+        reader.move("/new")  # another thread
+        return FakeReader(world.region)
+
+    reader = ReplicaReader("/old", open_region=open_slowly, clock_ns=lambda: world.now_ns)
+    reader.lookup(DIGEST, BLOCKS)
+    world.now_ns += round(OPEN_EVERY_S * S)
+    reader.lookup(DIGEST, BLOCKS)
+    assert opened == ["/old", "/new"]
+
+
 def test_looking_for_a_region_names_what_there_is_when_it_is_not_exactly_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
