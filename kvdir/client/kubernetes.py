@@ -3,7 +3,8 @@
 Rules: the token is read for every request (it is rotated on disk); a watch goes on from the last resourceVersion, and begins
 anew with a list when that is too old (410 Gone); silence ends (the server is told to end a watch after WATCH_S, the socket a
 little later). Endpoints that are not ready count, too: a coordinator is not ready while it warms, and it warms by being
-published to. Only those that terminate do not. Needs get, list and watch on endpointslices in the namespace.
+published to. Only those that terminate do not. A pod that a slice of each family names (dual stack) counts once, by its IPv4
+address. Needs get, list and watch on endpointslices in the namespace.
 Source: Kubernetes API concepts ("Efficient detection of changes"), discovery.k8s.io/v1. Not tested against a cluster.
 """
 
@@ -28,7 +29,7 @@ WATCH_S = 240
 _SILENCE_S = 15.0
 _MAX_LINE_BYTES, _MAX_REASON_BYTES = 4 << 20, 2048
 _PAUSE_S, _PAUSE_MAX_S = 1.0, 30.0
-_NONSENSE = (ValueError, KeyError, TypeError, AttributeError)
+_NONSENSE = (ValueError, LookupError, TypeError, AttributeError)
 """What an answer of another shape than expected leads to."""
 
 
@@ -69,7 +70,7 @@ class EndpointSlices:
         self._port = port
         self._name = f"k8s:///{service}.{namespace}:{port}"
         self._api = api
-        self._slices: dict[str, tuple[str, ...]] = {}
+        self._slices: dict[str, list[tuple[str, str]]] = {}  # (pod, address)
         self._version = ""
         self._socket: socket.socket | None = None
         self._interrupted = False
@@ -159,23 +160,26 @@ class EndpointSlices:
         elif kind in ("ADDED", "MODIFIED"):
             self._slices[item["metadata"]["name"]] = self._addresses_of(item)
 
-    def _addresses_of(self, item: dict[str, Any]) -> tuple[str, ...]:
+    def _addresses_of(self, item: dict[str, Any]) -> list[tuple[str, str]]:
         port = self._port
         if not port.isdigit():
             ports = [entry.get("port") for entry in item.get("ports") or () if entry.get("name") == port]
             if not ports or not ports[0]:
-                return ()
+                return []
             port = str(ports[0])
-        hosts = [
-            host
-            for endpoint in item.get("endpoints") or ()
-            if not (endpoint.get("conditions") or {}).get("terminating")
-            for host in endpoint["addresses"]
-        ]
-        return tuple(f"[{host}]:{port}" if item.get("addressType") == "IPv6" else f"{host}:{port}" for host in hosts)
+        found = []
+        for endpoint in item.get("endpoints") or ():
+            if not (endpoint.get("conditions") or {}).get("terminating"):
+                host = endpoint["addresses"][0]  # if there are more, any will do
+                address = f"[{host}]:{port}" if item.get("addressType") == "IPv6" else f"{host}:{port}"
+                found.append(((endpoint.get("targetRef") or {}).get("uid") or address, address))
+        return found
 
     def _addresses(self) -> tuple[str, ...]:
-        return tuple(sorted({address for addresses in self._slices.values() for address in addresses}))
+        chosen: dict[str, str] = {}
+        for address, pod in sorted((address, pod) for found in self._slices.values() for pod, address in found):
+            chosen.setdefault(pod, address)  # digits sort before brackets: IPv4 first
+        return tuple(dict.fromkeys(chosen.values()))
 
 
 def _refusal(status: int, reason: str) -> str:

@@ -87,12 +87,19 @@ class FakeKubernetes:
         unready: tuple[str, ...] = (),
         terminating: tuple[str, ...] = (),
         family: str = "IPv4",
+        pods: tuple[str, ...] = (),
     ) -> None:
-        """A slice is there, or changes."""
+        """A slice is there, or changes. pods: uid behind each address, ready ones first; none given: another one for each."""
         states = [(host, True, False) for host in ready] + [(host, False, False) for host in unready]
         states += [(host, False, True) for host in terminating]
+        uids = pods or [f"uid-of-{host}" for host, *_ in states]
         endpoints = [
-            {"addresses": [host], "conditions": {"ready": up, "serving": up, "terminating": ends}} for host, up, ends in states
+            {
+                "addresses": [host],
+                "conditions": {"ready": up, "serving": up, "terminating": ends},
+                "targetRef": {"kind": "Pod", "name": f"{name}-{uid}", "uid": uid},
+            }
+            for (host, up, ends), uid in zip(states, uids, strict=True)
         ]
         with self._changed:
             kind = "MODIFIED" if name in self._slices else "ADDED"

@@ -132,6 +132,15 @@ async def test_endpoints_are_watched_ready_or_not_but_not_those_that_end(kuberne
         assert len(kubernetes.requests) == 2, "one list, one watch"
 
 
+async def test_pod_counts_once_when_a_slice_of_each_family_names_it(kubernetes: FakeKubernetes) -> None:
+    kubernetes.put("kvdir-6", ["fd00::1", "fd00::2"], family="IPv6", pods=("one", "two"))
+    kubernetes.put("kvdir-4", ["10.0.0.1"], pods=("one",))
+    with Discovery("k8s:///kvdir.prod:grpc", api=kubernetes.api) as discovery:
+        await eventually(lambda: discovery.addresses == ("10.0.0.1:7400", "[fd00::2]:7400"), what="one address each")
+        kubernetes.delete("kvdir-4")
+        await eventually(lambda: discovery.addresses == ("[fd00::1]:7400", "[fd00::2]:7400"), what="the other ones")
+
+
 async def test_watch_goes_on_when_broken_begins_anew_when_compacted_and_reads_the_token_again(
     kubernetes: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,7 +165,15 @@ async def test_watch_goes_on_when_broken_begins_anew_when_compacted_and_reads_th
 
 
 @pytest.mark.parametrize(
-    "body", ["[]", "{}", "nonsense", '{"metadata": {}, "items": [7]}', '{"items": null, "metadata": null}']
+    "body",
+    [
+        "[]",
+        "{}",
+        "nonsense",
+        '{"metadata": {}, "items": [7]}',
+        '{"metadata": {"resourceVersion": "1"}, "items": [{"metadata": {"name": "x"}, "endpoints": [{"addresses": []}]}]}',
+        '{"items": null, "metadata": null}',
+    ],
 )
 async def test_answer_that_makes_no_sense_is_said_and_not_the_end(
     kubernetes: FakeKubernetes, monkeypatch: pytest.MonkeyPatch, body: str
