@@ -140,7 +140,12 @@ class Ingest:
         except MemoryError:
             holder.blocks = self._index.holder_blocks(holder.number)
             self._room.settle(holder, now_s)
-            self._reject(stream, "no-memory", "the coordinator had no memory left for an event", now_s)
+            self._reject(
+                stream,
+                "no-memory",
+                "the coordinator had no memory left for an event; --max-index-bytes bounds its index",
+                now_s,
+            )
             return False
         return True
 

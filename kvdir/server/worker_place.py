@@ -18,6 +18,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from kvdir.config import show_bytes
 from kvdir.core.region_roster import RegionRoster
 from kvdir.core.roster import Beat
 from kvdir.errors import ConfigError
@@ -55,9 +56,20 @@ class WorkerPlace:
         return self.path / f"worker-{number}"
 
     def new_region(self, *, expected_blocks: int, seed: int, max_bytes: int = 0) -> RegionIndex:
-        """The index; one that was made before is given up. Raises ConfigError when there is no room for it."""
+        """The index; one that was made before is given up. Raises ConfigError when there is no room for it, or for its bound:
+        an index that cannot grow so far evicts nothing, and owners would be asked again and again for what it has no room for.
+        """
         if self._region is not None:
             self._region.close()
+        free_bytes = shutil.disk_usage(self.path).free
+        if max_bytes > free_bytes:
+            raise ConfigError(
+                [
+                    f"max_index_bytes: {show_bytes(max_bytes)} is more than the {show_bytes(free_bytes)} that are free in "
+                    f"{self.path.parent}, where workers share the index: lower it, or give that more (in a container: "
+                    "--shm-size)"
+                ]
+            )
         try:
             self._region = create_region(self.path / "index", expected_blocks=expected_blocks, seed=seed, max_bytes=max_bytes)
         except (RegionError, OSError, MemoryError) as error:

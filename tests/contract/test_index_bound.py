@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 from kvdir.cli.main import main
 from kvdir.config import show_bytes
+from kvdir.errors import ConfigError
 from kvdir.index import LEAST_MAX_BYTES, Index, create_region
 from kvdir.server.app import build_coordinator
 from kvdir.server.config import CoordinatorConfig
@@ -171,6 +172,11 @@ async def test_checkpoint_larger_than_the_bound_is_restored_as_far_as_it_fits(tm
 def test_bound_is_refused_with_the_least_that_works_when_it_is_too_small(bound: str) -> None:
     assert any(show_bytes(LEAST_MAX_BYTES) in fault for fault in CoordinatorConfig(max_index_bytes=int(bound)).faults())
     assert not any("max_index_bytes" in fault for fault in CoordinatorConfig(max_index_bytes=LEAST_MAX_BYTES).faults())
+
+
+def test_bound_is_refused_when_there_is_less_memory_for_workers_to_share() -> None:
+    with pytest.raises(ConfigError, match=r"max_index_bytes: .* free in /dev/shm"):
+        build_coordinator(CoordinatorConfig(max_index_bytes=2**50, lookup_workers=1))
 
 
 def test_coordinator_with_workers_has_its_bound_in_the_region() -> None:
