@@ -11,18 +11,21 @@ import pytest
 
 from kvdir.client.aio import DirectoryClient
 from kvdir.client.standby import Standby
-from kvdir.errors import KvdirError
+from kvdir.core.answer import Lookup
+from kvdir.errors import InvalidInput, KvdirError
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import StreamState, Tier
 from kvdir.testing.fake_node import EXAMPLE_NAMESPACE, FakeNode, some_fingerprints
 from kvdir.testing.redis_servers import redis_server
-from kvdir.testing.wait import eventually
+from kvdir.testing.wait import POLL_S, eventually
 from peer_agent.testing.coordinators import Coordinators, coordinators
 
 pytestmark = [pytest.mark.redis, pytest.mark.timeout(120)]
 
 DIGEST = EXAMPLE_NAMESPACE.digest
 BASE = some_fingerprints(300)
+SOON_S = 4.5
+"""Sooner than a publisher that nobody stands by for gives up on a silent coordinator, which takes it 5 s."""
 
 
 @contextlib.asynccontextmanager
@@ -51,6 +54,19 @@ def _speaks(node: FakeNode) -> bool:
     return node.publisher.stats().connected
 
 
+async def _has_given_up(address: str) -> None:
+    """Until that coordinator no more takes itself for the one that the node publishes to."""
+    async with DirectoryClient(address) as client, asyncio.timeout(20):
+        while True:
+            try:
+                await client.reconcile("n", deadline_s=1.0)
+            except InvalidInput:
+                return  # "published last to coordinator ..."
+            except KvdirError:
+                pass  # it has only just come back
+            await asyncio.sleep(POLL_S)
+
+
 async def held_everywhere(both: Coordinators, node: FakeNode, gone: Fingerprints, *, within_s: float = 20.0) -> None:
     """Until every coordinator that answers names exactly what the node holds, of what it holds or held."""
     truth = Fingerprints.of(sorted(node.held[Tier.CPU]))
@@ -76,13 +92,13 @@ async def test_late_writes_change_nothing_when_a_stopped_coordinator_goes_on():
             speaker.store(blocks)
         began_s = time.monotonic()
         await eventually(lambda: other.state is StreamState.SYNCED, what="the other one has taken over")
-        assert time.monotonic() - began_s < 3.0
+        assert time.monotonic() - began_s < SOON_S
         for blocks in coming:
             other.remove(blocks)
         await other.synced()
         gone = Fingerprints(b"".join(blocks.packed for blocks in coming), 32)
         both.go_on(number)  # what it was about to write, it writes now
-        await asyncio.sleep(0.5)
+        await _has_given_up(both.addresses[number])
         await held_everywhere(both, other, gone)
         assert not _speaks(speaker)
         assert not other.fenced
@@ -92,14 +108,16 @@ async def test_late_writes_change_nothing_when_a_stopped_coordinator_goes_on():
 async def test_stream_and_lookups_go_on_when_a_coordinator_is_killed():
     async with cluster() as (both, speaker, other):
         number = both.addresses.index(speaker.publisher.stats().address)
-        failures, misses, over = [], 0, asyncio.Event()
+        failures, answers, misses, over = [], 0, 0, asyncio.Event()
 
         async def ask() -> None:
-            nonlocal misses
+            nonlocal answers, misses
             async with DirectoryClient(both.addresses) as client:
                 while not over.is_set():
                     try:
-                        misses += 300 - (await client.lookup(DIGEST, BASE, deadline_s=1.0)).hits
+                        answer = await client.lookup(DIGEST, BASE, deadline_s=1.0)
+                        if not answer.incomplete:  # else Redis was too slow for one lookup on this machine
+                            answers, misses = answers + 1, misses + answer.asked - answer.hits
                     except KvdirError as error:
                         failures.append(repr(error))
                     await asyncio.sleep(0.002)
@@ -116,13 +134,21 @@ async def test_stream_and_lookups_go_on_when_a_coordinator_is_killed():
         over.set()
         await asking
         assert failures == []
-        assert misses == 0  # what is in the store is there whoever answers
-        assert took_s < 2.0
+        assert (answers > 0, misses) == (True, 0)  # what is in the store is there whoever answers
+        assert took_s < SOON_S
         assert other.publisher.stats().snapshots == 0
-        async with DirectoryClient(both.addresses[1 - number]) as client:
-            answer = await client.lookup(DIGEST, Fingerprints.of(sorted(other.held[Tier.CPU])))
+        answer = await _complete(both.addresses[1 - number], Fingerprints.of(sorted(other.held[Tier.CPU])))
         assert answer.hits == 300 + 29 * 5
         await both.start_again(number)
-        async with DirectoryClient(both.addresses[number]) as client:
-            answer = await client.lookup(DIGEST, BASE)
+        answer = await _complete(both.addresses[number], BASE)
         assert (answer.hits, answer.nodes[0].node) == (300, "n")
+
+
+async def _complete(address: str, fingerprints: Fingerprints) -> Lookup:
+    """The first answer that the store gave in time."""
+    async with DirectoryClient(address) as client, asyncio.timeout(20):
+        while True:
+            answer = await client.lookup(DIGEST, fingerprints)
+            if not answer.incomplete:
+                return answer
+            await asyncio.sleep(POLL_S)
