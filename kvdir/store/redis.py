@@ -8,6 +8,7 @@ Rules
 - A write carries a number that grows with each write of its writer: whatever arrives later than a later write is refused. It
   also carries the newest number that the shard confirmed before: a shard that has gone back behind it (a fail-over that lost
   writes) is found out by the next write to it.
+- A shard is made for the first writer, before any holder is listed: under a roster that never changed nothing is missing.
 - Holder numbers are random, so that a fail-over that forgets some does not make their numbers those of others.
 """
 
@@ -259,7 +260,7 @@ class RedisBlockStore:
             missing += gone
             if ids:
                 picture.add(part, ids, sets, self._visible)
-        return missing
+        return missing if self._roster.version else 0
 
     async def _catch_up(self, newest: Any, deadline: float) -> None:
         """Makes the roster at least as new as what (store id, version) says."""
@@ -274,8 +275,9 @@ class RedisBlockStore:
         packed = pack_numbers(wanted)
         with self._call(deadline_s) as deadline:
             replies = await self._every_shard("counts", deadline, packed)
+            roster = await self._newest_roster(deadline)
         blocks = {holder: sum(reply[at] for reply in replies) for at, holder in enumerate(wanted, 1)}
-        return Counts(blocks, sum(reply[0] for reply in replies))
+        return Counts(blocks, sum(reply[0] for reply in replies) if roster.version else 0)
 
     # -- upkeep ----------------------------------------------------------------------------------------------------------
 

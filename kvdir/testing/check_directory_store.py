@@ -21,6 +21,7 @@ from kvdir.store.base import (
     BlockStore,
     Change,
     ChangeKind,
+    Counts,
     Fenced,
     Found,
     Position,
@@ -94,6 +95,14 @@ async def a_write_counts_what_it_changed(opened: Open) -> None:
     assert await over.write(writer, [], deadline_s=D) == ()
     assert (await over.counts([one, two, 12345], deadline_s=D)).blocks == {one: 16, two: 3, 12345: 0}
     assert (await over.counts([], deadline_s=D)).blocks == {}
+
+
+async def nothing_is_lost_in_a_store_that_nobody_wrote_to(opened: Open) -> None:
+    over = await opened()
+    for _ in range(2):
+        assert await over.counts([7], deadline_s=D) == Counts({7: 0}, 0)
+        assert (await over.lookup(fingerprints(range(100)), 16, scope=1, deadline_s=D)).lost_buckets == 0
+        await taken(over)
 
 
 async def changes_of_one_batch_apply_in_order(opened: Open) -> None:
@@ -420,6 +429,7 @@ async def a_closed_store_is_unavailable(opened: Open) -> None:
 
 CHECKS: tuple[Callable[[Open], Coroutine[Any, Any, None]], ...] = (
     a_write_counts_what_it_changed,
+    nothing_is_lost_in_a_store_that_nobody_wrote_to,
     changes_of_one_batch_apply_in_order,
     writing_the_same_again_changes_nothing,
     sparse_answers_every_position,
