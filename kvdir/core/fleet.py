@@ -93,8 +93,8 @@ class Fleet:
         for saved, token, age_s in nodes:
             name = saved.view.trust.node
             known = self._seen.get(name)
-            if known is not None and (known.saved.beat, known.token) == (saved.beat, token):
-                seen[name] = known
+            if known is not None and known.token == token and known.saved.beat >= saved.beat:
+                seen[name] = known  # not saved since; or saved by us, and disowned, after this was read
             else:
                 aged_s = max(0.0, age_s if known is None else min(age_s, since_s))
                 seen[name] = _Seen(saved, token, now_s - aged_s)
@@ -137,7 +137,7 @@ class Fleet:
         """
         stream = self._own.get(node)
         if stream is not None:
-            return stream.trust(now_s) if stream.epoch == epoch else None
+            return None if stream.epoch != epoch or stream.fenced else stream.trust(now_s)
         seen = self._seen.get(node)
         if seen is None or seen.saved.epoch != epoch:
             return None
@@ -152,11 +152,11 @@ class Fleet:
 
     def restated(self, now_s: float) -> bool:
         """Whether every live node has made an absolute statement that holds."""
-        return all(
-            (node in self._own and self._own[node].cursor.exact) or (node not in self._own and seen.saved.exact)
-            for node, seen in self._seen.items()
-            if self._aged(seen, now_s).state not in (StreamState.STALE, StreamState.FENCED)
+        own = ((stream.cursor.exact, stream.state) for stream in self._own.values())
+        others = (
+            (seen.saved.exact, self._aged(seen, now_s).state) for node, seen in self._seen.items() if node not in self._own
         )
+        return all(exact or state in (StreamState.STALE, StreamState.FENCED) for exact, state in (*own, *others))
 
     def sums(self, namespaces: NamespaceTable, *, now_s: float) -> SumsView:
         """Sums over live nodes, as core/totals.py makes them: a node contributes to every namespace it announced."""

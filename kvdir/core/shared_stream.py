@@ -9,8 +9,9 @@ Rules:
 - steps are done in order, one group at a time, each until the store has taken it; while it does not, the stream is untrusted;
 - the position that others may resume at trails by TRAIL_S, because a fail-over of the store may lose its last writes: whoever
   resumes has those sent again;
-- our counts are held against the owner's; before they are believed to differ, the store itself is asked (`counted`), because
-  feedback and loss change it without us. Equal counts are no proof of equal sets, a difference is proof of damage.
+- our counts are held against the owner's; before they are believed to differ, and after it was away, the store itself is asked
+  (`listed`, `counted`), because feedback, loss and fail-overs change it without us. Equal counts are no proof of equal sets, a
+  difference is proof of damage.
 Does not: keep sketches (repair is replay, then snapshot), read a clock, or talk to the store (server/shared/session.py does).
 """
 
@@ -107,6 +108,12 @@ class SharedStream:
         if write.stored:
             self.unconfirmed_blocks += blocks
 
+    def store_away(self, reason: str) -> None:
+        """The store does not take what has arrived, in words; empty: it does again, and may not be what it was."""
+        if self.stalled and not reason:
+            self._recounted_s = float("-inf")
+        self.stalled = reason
+
     def store_full(self, reason: str, *, now_s: float) -> None:
         """Blocks were lost because the store takes no more: only an absolute statement makes up for it."""
         self.rejected["store-full"] += 1
@@ -149,6 +156,16 @@ class SharedStream:
         self.owner_counts_seq = heartbeat.last_seq
         self._comparable = self.cursor.state is StreamState.SYNCED and self.cursor.applied_seq == heartbeat.last_seq
         return self._comparable and (bool(self._differing()) or now_s - self._recounted_s >= RECOUNT_S)
+
+    def listed(self, shown: Mapping[int, bool], *, now_s: float) -> None:
+        """The store's holders of the epoch, and whether each is visible. Call it when no step is under way.
+
+        A fail-over may have brought back what was dropped, and answers for us again; or forgotten what was made or shown.
+        """
+        known = {held.number for held in (*self.holders.values(), *self.fresh.values())}
+        self.doomed += [number for number in shown if number not in known and number not in self.doomed]
+        if not all(shown.get(held.number) for held in self.holders.values()):
+            self.cursor.damage("the store has forgotten holders", now_s=now_s)
 
     def counted(self, blocks: Mapping[int, int], *, now_s: float) -> None:
         """What the store says it has by holder number. A difference to the owner's last counts is damage."""
@@ -240,6 +257,7 @@ class SharedStream:
         self.holders, self.fresh, self.intake = self.fresh, {}, None
         self.recent.forget(at_seq)
         self.unconfirmed_blocks = 0
+        self._marks.clear()  # a fail-over may still undo it, so it is new to everybody
         self.cursor.snapshot_done(at_seq, now_s=now_s)
         return blocks
 

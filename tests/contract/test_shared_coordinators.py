@@ -8,6 +8,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -214,6 +215,70 @@ async def test_streams_restate_when_the_store_was_emptied():
         assert await hits(a, fingerprints) == 50
 
 
+async def test_namespaces_are_told_to_the_new_store_when_the_old_one_was_emptied():
+    store = MemoryBlockStore(Blocks())
+    async with shared(store) as a, FakeNode(a.address, "n") as node:
+        node.store(some_fingerprints(5))
+        await node.synced()
+        store.blocks = emptied = Blocks()
+        await eventually(lambda: DIGEST in emptied.namespaces, what="the new store knows the namespace")
+        await node.synced()
+        async with shared(MemoryBlockStore(emptied), "late") as late:
+            await until_hits(late, some_fingerprints(5), 5)
+
+
+class ForgetfulStore(MemoryBlockStore):
+    """Does not take the first description of a namespace."""
+
+    refused = 0
+
+    async def put_namespace(self, digest: bytes, record: bytes, *, deadline_s: float) -> None:
+        if not self.refused:
+            self.refused += 1
+            raise StoreUnavailable("not now")
+        await super().put_namespace(digest, record, deadline_s=deadline_s)
+
+
+async def test_namespace_is_told_to_the_others_when_the_first_try_failed():
+    blocks = Blocks()
+    store = ForgetfulStore(blocks)
+    async with shared(store) as a, FakeNode(a.address, "n") as node:
+        await node.synced()
+        assert (store.refused, set(blocks.namespaces)) == (1, {DIGEST})
+
+
+class SlowToTell(MemoryBlockStore):
+    """Takes a moment to say which namespaces there are."""
+
+    async def namespaces(self, *, deadline_s: float) -> dict[bytes, bytes]:
+        found = await super().namespaces(deadline_s=deadline_s)
+        await asyncio.sleep(0.02)
+        return found
+
+
+async def test_no_lookup_is_refused_when_several_ask_for_a_namespace_that_another_coordinator_has_just_heard_of():
+    blocks, fingerprints = Blocks(), some_fingerprints(3)
+    async with (
+        shared(SlowToTell(blocks), "b") as b,
+        shared(MemoryBlockStore(blocks), "a") as a,
+        FakeNode(a.address, "n") as node,
+    ):
+        node.store(fingerprints)
+        await node.synced()
+        b.coordinator.link.namespaces.keep(())  # as if b had not read of it yet
+        answers = await asyncio.gather(*(b.client.lookup(DIGEST, fingerprints) for _ in range(8)))
+        assert all(answer.asked == 3 for answer in answers)
+
+
+async def test_lookup_is_answered_without_hits_when_the_store_is_away_and_the_namespace_unknown():
+    blocks = Blocks()
+    async with shared(MemoryBlockStore(blocks)) as a:
+        blocks.fault = StoreUnavailable("it is down")
+        for _ in range(3):
+            answer = await a.client.lookup(DIGEST, some_fingerprints(3))
+            assert (answer.hits, answer.incomplete) == (0, True)
+
+
 async def test_what_the_store_lost_alone_is_found_by_the_owners_counts():
     blocks, fingerprints = Blocks(), some_fingerprints(50)
     async with shared(MemoryBlockStore(blocks)) as a, FakeNode(a.address, "n") as node:
@@ -227,6 +292,29 @@ async def test_what_the_store_lost_alone_is_found_by_the_owners_counts():
         await eventually(lambda: node.publisher.stats().snapshots == 1, what="the node restates")
         await node.synced()
         assert await hits(a, fingerprints) == 50
+
+
+async def test_holder_that_a_failover_brought_back_answers_no_more_when_the_store_was_away():
+    blocks, removed = Blocks(), some_fingerprints(50)
+    async with shared(MemoryBlockStore(blocks)) as a, FakeNode(a.address, "n") as node:
+        await node.synced()
+        node.store(removed)
+        await node.synced()
+        ((number, line),) = blocks.roster.holders.items()
+        node.remove(removed)
+        await node.synced()
+        blocks.numbers += 1
+        back = blocks.numbers
+        blocks.relist({back: replace(line, number=back)})
+        scope = int.from_bytes(DIGEST[:8], "little")
+        blocks.index.store(removed.packed, 32, scope=scope, holder=back, now_s=0)
+        assert await hits(a, removed) == 50
+        blocks.fault = StoreUnavailable("it fails over")
+        node.store(some_fingerprints(1, seed=1))
+        await eventually(lambda: "it fails over" in a.coordinator.sessions["n"].stream.stalled, what="the session has seen it")
+        blocks.fault = None
+        await until_hits(a, removed, 0)
+        assert set(blocks.roster.holders) == {number}
 
 
 class FullStore(MemoryBlockStore):

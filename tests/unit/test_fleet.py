@@ -119,6 +119,35 @@ def test_own_stream_counts_when_what_was_saved_is_older():
     assert trust.age_s == 0.5
 
 
+def test_what_we_saved_ourselves_counts_when_the_store_was_read_before():
+    fleet, stream = _fleet(), _stream()
+    fleet.own(stream)
+    stream.cursor.fence("it said goodbye", now_s=0.5)
+    left = SavedNode(view=stream.view(0.5), beat=5, coordinator="us", exact=True, resumable=False)
+    fleet.disown(stream, left, token=3, saved_s=0.5)
+    fleet.read([(_saved(beat=4), 3, 0.2)], now_s=0.4)
+    assert fleet.saved("n") == left
+    fleet.read([(_saved(beat=1), 4, 0.0)], now_s=0.9)  # another writer's
+    assert not fleet.saved("n").left  # type: ignore[union-attr]
+
+
+def test_own_node_is_not_named_when_it_said_goodbye():
+    fleet, stream = _fleet(), _stream()
+    fleet.own(stream)
+    assert fleet.trust("n", 7, 0.1) is not None
+    stream.cursor.fence("it said goodbye", now_s=0.5)
+    assert fleet.trust("n", 7, 0.6) is None
+
+
+def test_own_node_has_to_restate_when_nobody_has_saved_it_yet():
+    fleet, stream = _fleet(), SharedStream("n", 7, StreamCursor(RepairPolicy(), now_s=0.0), Counter())
+    stream.open(9, position=None, now_s=0.0)
+    fleet.own(stream)
+    assert not fleet.restated(0.1)
+    stream.cursor.snapshot_done(9, now_s=0.2)
+    assert fleet.restated(0.3)
+
+
 def test_sums_are_untrusted_when_one_node_is_silent():
     fleet = _fleet()
     fleet.read([(_saved("a"), 1, 0.0), (_saved("b", blocks=5), 2, 30.0)], now_s=10.0)

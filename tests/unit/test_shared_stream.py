@@ -6,11 +6,12 @@ from collections import Counter
 
 import pytest
 
-from kvdir.core.event import Batch, Event, EventKind, Heartbeat, HeartbeatFigures, OwnerCount
+from kvdir.core.event import Batch, Event, EventKind, Heartbeat, HeartbeatFigures, OwnerCount, SnapshotChunk
 from kvdir.core.feedback import Feedback, StaleReport
 from kvdir.core.namespaces import Announced, NamespaceTable
 from kvdir.core.repair import Ask, RepairPolicy
 from kvdir.core.shared_stream import RECOUNT_S, TRAIL_S, SharedStream
+from kvdir.core.snapshot import Intake
 from kvdir.core.store_steps import Clear, Held, Write, rounds
 from kvdir.core.stream import StreamCursor
 from kvdir.fingerprint import Fingerprints
@@ -137,6 +138,37 @@ def test_store_is_asked_now_and_then_when_counts_agree():
     assert stream.heartbeat(_heartbeat(1, blocks=5), now_s=1.0 + RECOUNT_S)
 
 
+def test_store_is_asked_again_when_it_was_away():
+    stream = _stream()
+    stream.commit([Batch(1, (_stored(5),))], now_s=1.0)
+    _hold(stream, 5)
+    stream.counted({1: 5}, now_s=1.0)
+    stream.store_away("it is down")
+    assert not stream.heartbeat(_heartbeat(1, blocks=5), now_s=2.0)
+    stream.store_away("")
+    assert stream.heartbeat(_heartbeat(1, blocks=5), now_s=3.0)
+
+
+@pytest.mark.parametrize(
+    ("shown", "doomed", "state"),
+    [
+        ({1: True}, [], StreamState.SYNCED),
+        ({1: True, 2: True}, [2], StreamState.SYNCED),  # dropped, and back: it answered for us
+        ({2: False}, [2], StreamState.GAP),  # made, and forgotten: writes to it were seen by nobody
+        ({1: False}, [], StreamState.GAP),  # shown, and hidden again
+    ],
+)
+def test_what_a_failover_did_to_the_roster_is_found_when_the_store_is_asked(
+    shown: dict[int, bool], doomed: list[int], state: StreamState
+):
+    stream = _stream()
+    stream.commit([Batch(1, (_stored(5),))], now_s=1.0)
+    _hold(stream, 5)
+    stream.listed(shown, now_s=2.0)
+    stream.listed(shown, now_s=2.0)  # what is doomed is so once
+    assert (stream.doomed, stream.cursor.state) == (doomed, state)
+
+
 def test_counts_say_nothing_when_events_are_missing():
     stream = _stream()
     _hold(stream, 1)
@@ -153,6 +185,20 @@ def test_position_trails_so_that_what_a_failover_lost_is_sent_again():
     assert stream.position(now_s=2.0) == 0
     assert stream.position(now_s=1.0 + TRAIL_S) == 1
     assert stream.position(now_s=2.0 + TRAIL_S) == 2
+
+
+def test_nobody_may_resume_for_a_while_when_the_stream_was_restated():
+    stream = _stream()
+    stream.commit([Batch(1, (_stored(1),))], now_s=1.0)
+    assert stream.position(now_s=1.0 + TRAIL_S) == 0
+    assert stream.position(now_s=1.0 + 2 * TRAIL_S) == 1
+    stream.cursor.want_snapshot()
+    assert stream.tick(now_s=9.0, stale_after_s=60, may_snapshot=True) is Ask.SNAPSHOT
+    chunk = SnapshotChunk(stream.snapshot_id, 1, 0, (_stored(1),), last=True, total_blocks=1)
+    assert stream.chunk(chunk, now_s=9.0) is Intake.COMPLETE
+    stream.swapped(now_s=9.0)
+    assert stream.position(now_s=9.0) is None
+    assert stream.position(now_s=9.0 + TRAIL_S) == 1
 
 
 def test_nobody_may_resume_when_the_stream_is_damaged():

@@ -23,7 +23,7 @@ from kvdir.obs.call_figures import CallFigures
 from kvdir.obs.logs import say
 from kvdir.rpc.saved_codec import decode_saved
 from kvdir.server.config import CoordinatorConfig
-from kvdir.store.base import BlockStore, Counts, Health, NodeEntry, StoreLost
+from kvdir.store.base import BlockStore, Health, NodeEntry, StoreLost
 
 log = logging.getLogger("kvdir.store")
 
@@ -61,6 +61,8 @@ class StoreLink:
         self._every_s = min(0.5, config.heartbeat_interval_ms / 2000)
         self._on_emptied = on_emptied
         self._hurry = asyncio.Event()
+        self._put: set[bytes] = set()
+        """Namespaces that the store has, as last read: a fail-over may lose some, a store that was emptied has none."""
         self._waiting: list[asyncio.Future[None]] = []
         self._upkeep_s = float("-inf")
 
@@ -116,16 +118,21 @@ class StoreLink:
 
     async def announce(self, announced: Announced) -> str:
         """Adds a namespace, for all coordinators; returns why not, in words, or an empty string."""
-        if self.namespaces.get(announced.digest) is not None:
-            return ""
         fault = self.namespaces.announce(announced)
         if not fault:
-            await self.store.put_namespace(announced.digest, announced.canonical, deadline_s=self._timeout_s)
+            await self._put_namespace(announced.digest, announced.canonical)
         return fault
+
+    async def _put_namespace(self, digest: bytes, canonical: bytes) -> None:
+        if digest not in self._put:
+            await self.store.put_namespace(digest, canonical, deadline_s=self._timeout_s)
+            self._put.add(digest)
 
     async def read_namespaces(self) -> None:
         """What other coordinators announced; what cannot be read here is left out."""
-        for digest, canonical in (await self.store.namespaces(deadline_s=self._timeout_s)).items():
+        found = await self.store.namespaces(deadline_s=self._timeout_s)
+        self._put = set(found)
+        for digest, canonical in found.items():
             if self.namespaces.get(digest) is None:
                 with contextlib.suppress(NamespaceError):
                     block_bytes = Namespace.from_canonical(canonical).block_bytes
@@ -185,10 +192,10 @@ class StoreLink:
 
     async def _upkeep(self, now_s: float) -> None:
         await self.read_namespaces()
+        for known in self.namespaces:
+            await self._put_namespace(known.digest, known.namespace.canonical().encode())
         self.health = await self.store.health(deadline_s=self._timeout_s)
-        counts: Counts = await self.store.counts((), deadline_s=self._timeout_s)
-        # Parts that nobody has written to yet are not there either.
-        self.lost_buckets = counts.lost_buckets if len(self.fleet) else 0
+        self.lost_buckets = (await self.store.counts((), deadline_s=self._timeout_s)).lost_buckets
         limit_s, left_only = self._config.forget_after_s, not self._config.forget_enforce
         for node, token in list(self.fleet.orphans(limit_s=limit_s, left_only=left_only, now_s=now_s)):
             await self.forget(node, token)
@@ -205,6 +212,8 @@ class StoreLink:
         say(log, logging.WARNING, "store lost", reason=str(error), before=f"{before:016x}", now=self.store_id)
         if self.store.store_id != before:
             self.fleet.emptied()
+            self._put = set()
+            self._upkeep_s = float("-inf")
             self.lost_buckets = 0
             self.opened_s = time.monotonic()
             self._on_emptied("the store was emptied: everything is published anew")

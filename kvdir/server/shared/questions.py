@@ -38,6 +38,7 @@ class Questions:
         self._link = link
         self._config = config
         self._sessions = sessions
+        self._asking = asyncio.Lock()
         self._asked_s = float("-inf")
         self._answers = SharedAnswers(link.fleet)
 
@@ -66,6 +67,7 @@ class Questions:
         link, now_s = self._link, time.monotonic()
         if link.opened_s is None or not link.breaker.allows(now_s):
             return None
+        end_s = now_s + self._config.store_lookup_s
         try:
             await self._know(namespace_digest)
             namespace = link.namespaces.require(namespace_digest)
@@ -74,7 +76,7 @@ class Questions:
                 fingerprints.width,
                 scope=namespace.scope,
                 prefix=prefix,
-                deadline_s=self._config.store_lookup_s,
+                deadline_s=end_s - time.monotonic(),
             )
             found = await link.timed("lookup", call)
         except (Unavailable, StoreLost, StoreRefused, TimeoutError):
@@ -95,11 +97,13 @@ class Questions:
 
     async def _know(self, namespace_digest: bytes) -> None:
         """Another coordinator may have announced it a moment ago. Raises TimeoutError."""
-        now_s = time.monotonic()
-        if self._link.namespaces.get(namespace_digest) is None and now_s - self._asked_s >= NAMESPACES_S:
-            self._asked_s = now_s
-            async with asyncio.timeout(self._config.store_lookup_s):
-                await self._link.read_namespaces()
+        link = self._link
+        if link.namespaces.get(namespace_digest) is not None:
+            return
+        async with asyncio.timeout(self._config.store_lookup_s), self._asking:  # who comes meanwhile waits for the same answer
+            if link.namespaces.get(namespace_digest) is None and time.monotonic() - self._asked_s >= NAMESPACES_S:
+                await link.read_namespaces()
+                self._asked_s = time.monotonic()
 
     async def report_stale(self, report: StaleReport) -> Feedback:
         """Negative feedback of a reader: as core/feedback.py, as far as one coordinator of many can tell."""

@@ -266,14 +266,14 @@ class Session:
             except StoreUnavailable as error:
                 if time.monotonic() >= end_s:
                     raise
-                self.stream.stalled = str(error)
+                self.stream.store_away(str(error))
                 self.connection.heard(now=True)  # so the owner hears that it is so, and that we live
                 if method != "save" and self._saved_state is StreamState.SYNCED:
                     with contextlib.suppress(StoreUnavailable):  # part of the store may be there, and others believe it
                         await self._save_now()
                 await asyncio.sleep(AGAIN_S)
             else:
-                self.stream.stalled = ""
+                self.stream.store_away("")
                 return answer
 
     async def _clear(self, step: Clear) -> None:
@@ -317,10 +317,15 @@ class Session:
 
     async def _count(self) -> None:
         """Whether the store still has what it took; what it says in sum is then held against the owner's word."""
+        stream = self.stream
         await self._until_taken("write", partial(self._store.write, self._writer, (), deadline_s=self._timeout_s))
-        numbers = [held.number for held in self.stream.holders.values()]
+        roster = await self._until_taken("roster", partial(self._store.roster, deadline_s=self._timeout_s))
+        ours = (line for line in roster.holders.values() if (line.node, line.epoch) == (stream.node, stream.epoch))
+        stream.listed({line.number: line.visible for line in ours}, now_s=time.monotonic())
+        await self._drop()
+        numbers = [held.number for held in stream.holders.values()]
         counts = await self._until_taken("counts", partial(self._store.counts, numbers, deadline_s=self._timeout_s))
-        self.stream.counted(counts.blocks, now_s=time.monotonic())
+        stream.counted(counts.blocks, now_s=time.monotonic())
 
     # -- what others see -------------------------------------------------------------------------------------------------
 
