@@ -103,8 +103,11 @@ class SharedStream:
                 self.applied += 1
 
     def changed(self, write: Write, held: Held, blocks: int) -> None:
-        """The store did this write under this holder, and so many blocks changed."""
-        held.blocks += blocks if write.stored else -blocks
+        """The store did this write under this holder, and so many blocks changed.
+
+        What an attempt that failed had changed is in nobody's count until the store is asked, so more may go than we know of.
+        """
+        held.blocks = max(0, held.blocks + (blocks if write.stored else -blocks))
         if write.stored:
             self.unconfirmed_blocks += blocks
 
@@ -197,7 +200,7 @@ class SharedStream:
         """The store took so many blocks from the holder on a reader's word: the next comparison asks it for its counts."""
         held = self.holders.get(key)
         if held is not None and blocks:
-            held.blocks -= blocks
+            held.blocks = max(0, held.blocks - blocks)
             self._recounted_s = float("-inf")
 
     # -- snapshots -------------------------------------------------------------------------------------------------------

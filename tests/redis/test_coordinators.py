@@ -289,12 +289,14 @@ async def test_stream_says_that_the_store_is_full_and_removals_go_on():
             base = some_fingerprints(1000, seed=10**6)
             node.store(base)
             await settled(node, [a])
-            for seed in range(200):
-                node.store(some_fingerprints(2000, seed=seed))
+            more = await asyncio.to_thread(lambda: [some_fingerprints(2000, seed=seed) for seed in range(120)])
+            for blocks in more:
+                node.store(blocks)
+                await asyncio.sleep(0)  # the coordinator is on this loop, too
             await eventually(lambda: "the store is full" in _reason(a), within_s=30, what="it is said")
-            held = [set(some_fingerprints(2000, seed=seed)) for seed in range(200)]
-            for blocks in held:
-                node.remove(Fingerprints.of(sorted(blocks)))
+            for blocks in more:
+                node.remove(blocks)
+                await asyncio.sleep(0)
             await settled(node, [a])
             assert (await answered(a, base)).hits == 1000
 

@@ -8,6 +8,7 @@ import pytest
 
 from kvdir.core.event import Batch, Event, EventKind, Heartbeat, HeartbeatFigures, OwnerCount, SnapshotChunk
 from kvdir.core.feedback import Feedback, StaleReport
+from kvdir.core.fleet import SavedNode
 from kvdir.core.namespaces import Announced, NamespaceTable
 from kvdir.core.repair import Ask, RepairPolicy
 from kvdir.core.shared_stream import RECOUNT_S, TRAIL_S, SharedStream
@@ -16,6 +17,7 @@ from kvdir.core.store_steps import Clear, Held, Write, rounds
 from kvdir.core.stream import StreamCursor
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import StreamState, Tier
+from kvdir.rpc.saved_codec import decode_saved, encode_saved
 from kvdir.testing.fake_node import EXAMPLE_NAMESPACE, some_fingerprints
 
 DIGEST = EXAMPLE_NAMESPACE.digest
@@ -136,6 +138,15 @@ def test_store_is_asked_now_and_then_when_counts_agree():
     stream.counted({1: 5}, now_s=1.0)
     assert not stream.heartbeat(_heartbeat(1, blocks=5), now_s=2.0)
     assert stream.heartbeat(_heartbeat(1, blocks=5), now_s=1.0 + RECOUNT_S)
+
+
+def test_view_can_be_saved_when_more_is_removed_than_was_counted():
+    stream = _stream()
+    held = _hold(stream, 0)  # 5 were stored by an attempt that failed, so nobody counted them
+    stream.changed(Write(False, KEY, b"", 32), held, 5)
+    stream.retracted(KEY, 1)
+    saved = SavedNode(view=stream.view(1.0), beat=1, coordinator="a", exact=False, resumable=False)
+    assert decode_saved(encode_saved(saved, now_s=1.0)) is not None
 
 
 def test_store_is_asked_again_when_it_was_away():
