@@ -118,7 +118,7 @@ def _view(contents: Contents) -> object:
         "replica": contents.path,
         "answers": "lookups" if contents.status.usable else f"nothing: {contents.status.reason}",
         "coordinator": document["coordinator"] or "none yet",
-        "lag": f"{document['lag_s']} s" + "".join(f", {flag}" for flag in flags),
+        "lag": "unknown" if document["lag_s"] is None else f"{document['lag_s']} s" + "".join(f", {flag}" for flag in flags),
         "writer": written if document["writer_pid"] else "not heard yet",
         "blocks": f"{document['blocks']:,}",
         "memory": show_bytes(contents.bytes),

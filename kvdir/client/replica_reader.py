@@ -152,7 +152,7 @@ class ReplicaReader:
         if region is None:
             return self._reason
         if beat is None:
-            return "its writer has not said yet how current it is"
+            return "its writer has not said yet how current it is: it has no whole copy, and its log says why"
         if self._dead(beat, now_ns):
             return f"its writer (process {beat.pid}) has not been heard for {beat.silent_s(now_ns):.1f} s: does the agent run?"
         return ""
@@ -178,7 +178,7 @@ def find_region() -> str:
         raise FileNotFoundError(
             f"no region matches {DEFAULT_PLACE}: does an agent that keeps a replica run here, and is its /dev/shm ours?"
         )
-    raise FileNotFoundError(f"{len(found)} regions here, name one: {', '.join(found)}")
+    raise FileNotFoundError(f"{len(found)} regions here, name one (`kvdir replica PATH` says which lives): {', '.join(found)}")
 
 
 def _open_region(path: str) -> BlockReader:

@@ -197,5 +197,5 @@ def test_looking_for_a_region_names_what_there_is_when_it_is_not_exactly_one(
     (tmp_path / "kvdir-a.replica.lock").touch()
     assert find_region() == str(tmp_path / "kvdir-a.replica")
     (tmp_path / "kvdir-b.replica").touch()
-    with pytest.raises(FileNotFoundError, match=r"name one: .*kvdir-a.replica, .*kvdir-b.replica"):
+    with pytest.raises(FileNotFoundError, match=r"name one .*kvdir-a.replica, .*kvdir-b.replica"):
         find_region()
