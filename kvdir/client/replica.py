@@ -13,6 +13,7 @@ between which others run. Applying: core/replica.py. Reading: client/attached.py
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import os
@@ -193,8 +194,6 @@ class Replica:
             self._failed(address, f"{self._path}: no room left; make /dev/shm larger, or replicate fewer namespaces")
         except TimeoutError:
             self._failed(address, f"nothing heard for {self._patience_s:g} s")
-        except asyncio.InvalidStateError:
-            self._failed(address, "the call ended while writing")
         finally:
             self._connected = False
             self._discard_building()
@@ -216,7 +215,7 @@ class Replica:
     async def _hear(self, call: Any, address: str, patience: asyncio.Timeout) -> None:
         clock = asyncio.get_running_loop().time
         credit = CreditLine(self._window_bytes, now_s=time.monotonic())
-        await call.write(encode_start(self._start()))
+        await _write(call, encode_start(self._start()))
         copy: _Copy | None = None
         while (data := await call.read()) is not grpc.aio.EOF:
             patience.reschedule(clock() + self._patience_s)
@@ -242,7 +241,7 @@ class Replica:
             if copy is None:
                 raise RemoteProtocolError("the coordinator says something before its welcome")
             if response.beat is not None or credit.due:
-                await call.write(encode_credit(credit.grant(now_s=time.monotonic())))
+                await _write(call, encode_credit(credit.grant(now_s=time.monotonic())))
         raise RemoteProtocolError("the coordinator ended the call without a word")
 
     def _start(self) -> Start:
@@ -366,3 +365,9 @@ class Replica:
             expire_after_s=state.welcome.expire_after_s,
         )
         copy.roster.beat(beat)
+
+
+async def _write(call: Any, request: directory_pb2.WatchRequest) -> None:
+    """Fails only where the call has ended, and gRPC does not say why then: what is read next does."""
+    with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
+        await call.write(request)

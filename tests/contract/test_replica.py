@@ -264,12 +264,12 @@ class Liar:
 
 
 @contextlib.asynccontextmanager
-async def lying(liar: Liar) -> AsyncIterator[str]:
+async def lying(liar: Liar, *, method: str = "Watch") -> AsyncIterator[str]:
     server = grpc.aio.server()
     handler: Any = grpc.stream_stream_rpc_method_handler(
         liar.watch, request_deserializer=directory_pb2.WatchRequest.FromString, response_serializer=None
     )
-    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("kvdir.v1.Directory", {"Watch": handler})])
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("kvdir.v1.Directory", {method: handler})])
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
@@ -366,6 +366,13 @@ async def test_replica_tries_again_when_the_coordinator_speaks_nonsense_or_nothi
     async with lying(liar) as address, replicating(address, tmp_path / "region", silence_s=0.3) as (replica, _):
         await eventually(lambda: replica.figures().complete)
         assert liar.calls == 2
+
+
+async def test_reason_is_the_coordinators_own_when_it_refuses_to_be_watched(tmp_path: Path) -> None:
+    async with lying(Liar(), method="Other") as address, replicating(address, tmp_path / "region") as (replica, _):
+        for calls in range(1, 4):
+            await eventually(lambda: replica.figures().calls > calls)  # noqa: B023
+            assert "Method not found" in replica.figures().last_error
 
 
 def test_log_says_once_what_is_wrong_when_coordinators_take_turns_at_failing(caplog: pytest.LogCaptureFixture) -> None:
