@@ -208,8 +208,8 @@ class Publisher:
         publish_call: PublishCall | None = None
         try:
             async with self._dial() as call:
-                if self._wishes.leave:
-                    return False  # a hello now could take the name from our successor, only to give it up
+                if self._wishes.leave or self._wishes.step_back:
+                    return False  # a hello now could take the name or the store from another, only to give it up
                 self._counters.calls += 1
                 publish_call = PublishCall(
                     call,

@@ -3,6 +3,8 @@
 closed --limit failures in a row--> open for pause_s --> one try --answered--> closed
                                       ^                      | failed: the pause doubles, up to pause_max_s
                                       +----------------------+
+
+Questions that were under way together fail together, and count as one: a hiccup is no outage, however many wait through it.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ class Breaker:
         self._pause_max_s = pause_max_s
         self._failures = 0
         self._until_s = 0.0
+        self._failed_s = float("-inf")
         self.opened = 0
 
     @property
@@ -35,7 +38,11 @@ class Breaker:
     def answered(self) -> None:
         self._failures = 0
 
-    def failed(self, now_s: float) -> None:
+    def failed(self, now_s: float, *, asked_s: float) -> None:
+        """The one that was asked at asked_s."""
+        if asked_s < self._failed_s:
+            return
+        self._failed_s = now_s
         self._failures = min(self._failures + 1, self._limit + 16)
         self.opened += self._failures == self._limit
         if self.open:

@@ -15,7 +15,8 @@ from kvdir.core.fleet import Fleet
 from kvdir.core.region_directory import without
 from kvdir.location import MinTrust, NodeTrust, StreamState
 
-_CACHED = 4096
+_CACHED_SETS = 65_536
+"""Of all lists together: some 10 MB at most."""
 
 
 class Line(Protocol):
@@ -45,6 +46,7 @@ class SharedAnswers:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._cache: dict[tuple[bytes, ...], _Translation] = {}
+        self._cached_sets = 0
         self._version: int | None = None
 
     def build(
@@ -64,13 +66,14 @@ class SharedAnswers:
         runs, sets, hits = found
         if not hits:
             return Lookup(b"", (), (), 0, asked, warming, incomplete=incomplete)
-        if self._version != version or len(self._cache) >= _CACHED:
+        if self._version != version or self._cached_sets > _CACHED_SETS:
             self._cache.clear()
-            self._version = version
+            self._version, self._cached_sets = version, 0
         key = tuple(sets)
         translation = self._cache.get(key)
         if translation is None:
             translation = self._cache[key] = _translate(key, lines)
+            self._cached_sets += len(key)
         trusts = [self._fleet.trust(node, epoch, now_s) for node, epoch in translation.nodes]
         nobody = frozenset(index for index, trust in enumerate(trusts) if trust is None)
         nodes = tuple(trust or _NOBODY for trust in trusts)

@@ -80,7 +80,7 @@ class Questions:
             )
             found = await link.timed("lookup", call)
         except (Unavailable, StoreLost, StoreRefused, TimeoutError):
-            link.breaker.failed(time.monotonic())
+            link.breaker.failed(time.monotonic(), asked_s=now_s)
             return None
         link.breaker.answered()
         return self._answers.build(
