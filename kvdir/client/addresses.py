@@ -17,6 +17,7 @@ from kvdir.errors import InvalidInput
 
 _BASE_S, _LIMIT_S = 0.5, 10.0
 _HEDGE_PRICE, _MAX_SAVINGS = 10, 50
+_OUTPACED_TIMES = 2
 
 
 class Addresses:
@@ -32,6 +33,7 @@ class Addresses:
         self._name = name
         self._listed = () if addresses is None else _ordered(checked(addresses), name)
         self._failures: dict[str, int] = {}
+        self._outpaced: dict[str, int] = {}
         self._later_until_s: dict[str, float] = {}
         self._savings = _MAX_SAVINGS
 
@@ -44,7 +46,7 @@ class Addresses:
     def replace(self, addresses: Sequence[str]) -> None:
         """These are the coordinators now. What is known of those that stay is kept."""
         self._listed = listed = _ordered(checked(addresses), self._name)
-        for known in (self._failures, self._later_until_s):
+        for known in (self._failures, self._outpaced, self._later_until_s):
             for address in [item for item in tuple(known) if item not in listed]:
                 known.pop(address, None)
         self.generation += 1
@@ -67,8 +69,18 @@ class Addresses:
         failures = self._failures[address] = self._failures.get(address, 0) + 1
         self._later_until_s[address] = now_s + min(_BASE_S * 2 ** min(failures - 1, 10), _LIMIT_S)
 
+    def outpaced(self, address: str, *, far: bool, now_s: float) -> None:
+        """Another one, asked later, answered first. far: by so much that once suffices; otherwise twice running does.
+
+        Where every answer takes long, as on a busy machine, none is far quicker than one that hangs has been waited for.
+        """
+        self._outpaced[address] = times = self._outpaced.get(address, 0) + 1
+        if far or times >= _OUTPACED_TIMES:
+            self.failed(address, now_s=now_s)
+
     def answered(self, address: str) -> None:
         self._failures.pop(address, None)
+        self._outpaced.pop(address, None)
         self._later_until_s.pop(address, None)
 
     def save(self) -> None:

@@ -110,8 +110,9 @@ class Race:
         self._counters.hedges_won += address == self._hedge
         took_s = now_s - self._began_s[address]
         for other in self._under_way:
-            if other != address and now_s - self._began_s[other] >= FAR_SLOWER * took_s:
-                self._addresses.failed(other, now_s=now_s)
+            waited_s = now_s - self._began_s[other]
+            if waited_s > took_s:
+                self._addresses.outpaced(other, far=waited_s >= FAR_SLOWER * took_s, now_s=now_s)
 
     @property
     def failure(self) -> KvdirError:

@@ -72,6 +72,19 @@ def test_first_stays_first_when_the_second_was_no_faster() -> None:
     assert addresses.order(now_s=0.2) == ["a:1", "b:1", "c:1"]
 
 
+@pytest.mark.parametrize("answers_between", [False, True])
+def test_first_is_asked_later_when_it_was_outpaced_twice_running(answers_between: bool) -> None:
+    addresses = Addresses(THREE)
+    for now_s in (0.0, 1.0):
+        one = race(addresses, now_s=now_s)
+        one.begin(now_s)
+        one.begin(now_s + PATIENCE_S)
+        one.won("b:1", now_s + PATIENCE_S * 2)
+        if answers_between:
+            addresses.answered("a:1")
+    assert (addresses.order(now_s=1.2)[0] == "a:1") is answers_between
+
+
 def test_patience_is_a_share_of_a_short_deadline() -> None:
     assert race(Addresses(THREE), deadline_s=0.02).wait_s(0.0) is None  # nobody is under way yet
     one = race(Addresses(THREE), deadline_s=0.02)
