@@ -16,10 +16,21 @@
 
 namespace kvdir {
 
+#ifdef KVDIR_SECTION_HOOK  // tests change what was read
+inline void (*peek_hook)(const void* place) = nullptr;
+inline void peeked(const void* place) {
+    if (peek_hook) peek_hook(place);
+}
+#else
+inline void peeked(const void*) {}
+#endif
+
 // One read of memory that another process may be writing.
 template <class T>
 T peek(const T* place) {
-    return __atomic_load_n(place, __ATOMIC_RELAXED);
+    T value = __atomic_load_n(place, __ATOMIC_RELAXED);
+    peeked(place);
+    return value;
 }
 
 // How long one call may spin while the writer is at work, in pauses of about 40 ns: a section takes some 10 us, a batch some
