@@ -193,7 +193,6 @@ def _replica_process(address: str, path: Path) -> Iterator[subprocess.Popen[byte
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(10.0)
-        path.with_name(path.name + ".lock").unlink(missing_ok=True)  # which outlives a region on purpose
 
 
 def _wait_whole(process: subprocess.Popen[bytes], path: Path) -> None:
