@@ -6,7 +6,7 @@ its feed and not from streams, calls the `put_` methods instead. Blocks are not 
 Rules: what it is told comes in the order that kvdir/core/mirror.py promises. A record is written only when it says something
 new: a node that was merely heard again, once in HEARD_EVERY_S, and of what is confirmed, every CONFIRMED_STEP. The holders of a
 hidden node are invisible in the region, so that readers pay nothing for them. Ages are kept as moments of the monotonic clock.
-No clock here.
+What the memory refuses is not remembered. No clock here.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class RegionRoster:
         known = self._nodes.get(slot)
         if known is not None and _says_the_same(known, record):
             return
-        self._nodes[slot] = record
         self._memory.set_node(slot, record.encode())
+        self._nodes[slot] = record
         if known is not None and known.hidden != hidden:
             for number in self._numbers.get(slot, ()):
-                self._write_holder(number)
+                self._write_holder(number, *self._holders[number])
 
     def heard(self, slot: int, heard_s: float) -> None:
         """A known node was heard again, and nothing else; others are passed over."""
@@ -71,10 +71,10 @@ class RegionRoster:
 
     def put_holder(self, number: int, slot: int, tier: int, *, visible: bool) -> None:
         """Created, or made visible."""
+        self._write_holder(number, slot, tier, visible)
         self._forget_holder(number)
         self._holders[number] = (slot, tier, visible)
         self._numbers.setdefault(slot, set()).add(number)
-        self._write_holder(number)
 
     def put_namespace(self, record: NamespaceRecord) -> None:
         if self._namespaces.get(record.digest) != record:
@@ -125,8 +125,7 @@ class RegionRoster:
             if not numbers:
                 del self._numbers[known[0]]
 
-    def _write_holder(self, number: int) -> None:
-        slot, tier, visible = self._holders[number]
+    def _write_holder(self, number: int, slot: int, tier: int, visible: bool) -> None:
         node = self._nodes.get(slot)
         shown = visible and not (node is not None and node.hidden)
         self._memory.set_holder(number, node=slot, tier=tier, visible=shown)

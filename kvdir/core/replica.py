@@ -290,8 +290,8 @@ class ReplicaState:
         known = self._nodes.get(item.slot)
         if known is not None and known[0].trust.epoch == item.trust.epoch:
             heard_s = max(heard_s, known[1])
-        self._nodes[item.slot] = (item, heard_s)
         self._roster.put_node(item.slot, item.trust, heard_s=heard_s, hidden=item.hidden)
+        self._nodes[item.slot] = (item, heard_s)  # behind what may refuse it: `doubt` writes all of these
 
     def _node_gone(self, item: NodeGone, now_s: float) -> None:
         if any(holder.slot == item.slot for holder in self._holders.values()):

@@ -237,6 +237,7 @@ NONSENSE = {
     "an end that counts wrongly": [*WHO, PAGE, SnapshotEnd(2)],
     "a page of a set that is not there": [*WHO, PAGE._replace(sets=(9).to_bytes(4, "little")), SnapshotEnd(1)],
     "a page cut short": [*WHO, PAGE._replace(ages=b""), SnapshotEnd(1)],
+    "a node out of range": [*WHOLE, NodeItem(2**16, TRUST, False)],
     "a holder out of range": [*WHO, HolderItem(2**31, 3, DIGEST, 2, True), Stored(2**31, bytes(8))],
 }
 
