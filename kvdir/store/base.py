@@ -91,8 +91,8 @@ class Writer:
     """The right to write what `node` holds; from `take`. token: larger than that of every earlier writer of the node.
 
     writes: how many writes were begun; later ones fence earlier ones that are still under way. acknowledged: the newest that
-    each part of the store has confirmed, so that a part that went back in time is found out; both are the store's business.
-    The caller awaits one write before it begins the next.
+    each part of the store has confirmed, so that a part that went back in time is found out. changes, changes_acknowledged: the
+    same of `create` and `swap`. All are the store's business. The caller awaits one call before it begins the next.
     """
 
     node: str
@@ -100,6 +100,8 @@ class Writer:
     token: int
     writes: int = 0
     acknowledged: dict[int, int] = field(default_factory=dict)
+    changes: int = 0
+    changes_acknowledged: int = 0
 
 
 class ChangeKind(enum.IntEnum):
@@ -264,7 +266,11 @@ class BlockStore(Protocol):
         """Takes blocks from a holder although the caller is not its writer (an owner said that it lacks them)."""
 
     async def lookup(self, packed: Packed, width: int, *, scope: int, prefix: bool = False, deadline_s: float) -> Found:
-        """Sparse: every position. Prefix: from position 0 for as long as one holder has every block (as BlockIndex)."""
+        """Sparse: every position. Prefix: from position 0 for as long as one holder has every block (as BlockIndex).
+
+        A prefix may be found by looking at some positions, and where two of them have the same holders taking those between to
+        have them, too: fingerprints are chained. A block that its owner evicted from the middle of a prompt is then named.
+        """
 
     async def counts(self, holders: Collection[int], *, deadline_s: float) -> Counts:
         """How many blocks each holder has."""

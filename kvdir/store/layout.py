@@ -34,6 +34,11 @@ class Part:
     positions: NDArray[np.intp]
     tails: bytes
 
+    def cut(self, most: int) -> Iterator[Part]:
+        """The same in parts of so many positions at most."""
+        for at in range(0, len(self.positions), most):
+            yield Part(self.shard, self.positions[at : at + most], self.tails[at * TAIL_BYTES : (at + most) * TAIL_BYTES])
+
 
 def split(keys: bytes, shards: int, at: NDArray[np.intp] | None = None) -> Iterator[Part]:
     """The keys (u64 little-endian), or those at the given positions, by shard; inside a shard in the order of the batch."""

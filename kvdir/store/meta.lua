@@ -3,7 +3,8 @@
 -- The key given is the first; the others have its hash tag.
 --
 --   {tag}:m   hash   schema, id, seed, shards: as the store was made; token, version: the newest given out
---   {tag}:n   hash   node -> entry: {token, epoch, seq or -1, milliseconds when it was saved, record, holders, fenced epochs}
+--   {tag}:n   hash   node -> entry: {token, epoch, seq or -1, milliseconds when it was saved, record, holders, fenced epochs,
+--                     number of the writer's newest create or swap}
 --   {tag}:h   hash   holder (4 bytes) -> "1" if visible else "0", tier (1 byte), epoch (8), length of the namespace (1), it, node
 --   {tag}:c   list   the newest changes of the roster: "version packed-holders"
 --   {tag}:d   hash   namespace digest -> record
@@ -27,12 +28,12 @@ local function read_entry(key, node)
   local packed = redis.call('HGET', beside(key, 'n'), node)
   if not packed then return nil end
   local e = cmsgpack.unpack(packed)
-  return {token = e[1], epoch = e[2], seq = e[3], saved_ms = e[4], record = e[5], holders = e[6], fenced = e[7]}
+  return {token = e[1], epoch = e[2], seq = e[3], saved_ms = e[4], record = e[5], holders = e[6], fenced = e[7], change = e[8]}
 end
 
 local function write_entry(key, node, e)
   redis.call('HSET', beside(key, 'n'), node,
-    cmsgpack.pack({e.token, e.epoch, e.seq, e.saved_ms, e.record, e.holders, e.fenced}))
+    cmsgpack.pack({e.token, e.epoch, e.seq, e.saved_ms, e.record, e.holders, e.fenced, e.change}))
 end
 
 local function now_ms()
@@ -47,16 +48,25 @@ local function changed(key, holders, nonce)
   redis.call('LTRIM', beside(key, 'c'), -CHANGES, -1)
 end
 
--- The entry of a node whose writer has this token, or nil and the error.
+-- The roster is evicted as a whole, so one holder shows whether ours were.
+local function are_listed(key, holders)
+  return holders == '' or redis.call('HEXISTS', beside(key, 'h'), holders:sub(1, 4)) == 1
+end
+
+-- The entry of a node whose writer has this token, or nil and the error. args: store id, node, token, number of this change of
+-- the roster (of the newest one when this is none), the newest number confirmed to the writer.
 local function own_entry(key, args)
   local gone = is_gone(key, args[1])
   if gone then return nil, gone end
-  local entry = read_entry(key, args[2])
-  if entry and entry.token == args[3] then return entry end
-  if entry and tonumber(entry.token) > tonumber(args[3]) then
-    return nil, redis.error_reply('KVFENCED a newer writer has the node')
+  local e = read_entry(key, args[2])
+  if e and tonumber(e.token) > tonumber(args[3]) then return nil, redis.error_reply('KVFENCED a newer writer has the node') end
+  if not e or e.token ~= args[3] then return nil, redis.error_reply('KVLOST the store does not know the writer') end
+  if e.change < tonumber(args[5]) or not are_listed(key, e.holders) then
+    return nil, redis.error_reply('KVLOST acknowledged changes of the roster are gone')
   end
-  return nil, redis.error_reply('KVLOST the store does not know the writer')
+  if e.change > tonumber(args[4]) then return nil, redis.error_reply('KVLATE a later change was made') end
+  e.change = tonumber(args[4])
+  return e
 end
 
 local function owned(entry)
@@ -95,6 +105,11 @@ local function take(keys, args)
     e.fenced = (e.epoch .. e.fenced):sub(1, 8 * FENCED)
     e.epoch, e.seq, e.record, e.holders = epoch, -1, '', ''
   end
+  if not are_listed(key, e.holders) then
+    changed(key, e.holders, nonce)
+    e.seq, e.holders = -1, ''
+  end
+  e.change = 0
   e.token = number_of(math.max(count_of(redis.call('HGET', key, 'token')), count_of(low)) + 1, nonce)
   redis.call('HSET', key, 'token', e.token)
   write_entry(key, node, e)
@@ -106,12 +121,12 @@ local function take(keys, args)
   return out
 end
 
--- args: store id, node, token, seq or -1 to keep it, "1" if there is a record, record.
+-- args: those of own_entry, seq or -1 to keep it, "1" if there is a record, record.
 local function save(keys, args)
   local e, refused = own_entry(keys[1], args)
   if refused then return refused end
-  if args[4] ~= '-1' then e.seq = tonumber(args[4]) end
-  if args[5] == '1' then e.record = args[6] end
+  if args[6] ~= '-1' then e.seq = tonumber(args[6]) end
+  if args[7] == '1' then e.record = args[8] end
   e.saved_ms = now_ms()
   write_entry(keys[1], args[2], e)
   return 1
@@ -141,31 +156,31 @@ local function nodes(keys, args)
   return out
 end
 
--- args: store id, node, token, nonce, visible, then (holder, tier, namespace) ...
+-- args: those of own_entry, nonce, visible, then (holder, tier, namespace) ...
 local function create(keys, args)
-  local key, node, visible = keys[1], args[2], args[5]
+  local key, node, visible = keys[1], args[2], args[7]
   local e, refused = own_entry(key, args)
   if refused then return refused end
   local new, own = '', owned(e)
-  for at = 6, #args, 3 do
+  for at = 8, #args, 3 do
     if not own[args[at]] and redis.call('HEXISTS', beside(key, 'h'), args[at]) == 1 then
       return redis.error_reply('KVTAKEN a holder number is in use')
     end
   end
-  for at = 6, #args, 3 do
+  for at = 8, #args, 3 do
     local record = visible .. string.char(tonumber(args[at + 1])) .. e.epoch .. string.char(#args[at + 2]) .. args[at + 2] .. node
     redis.call('HSET', beside(key, 'h'), args[at], record)
     if not own[args[at]] then new = new .. args[at] end  -- again: the caller did not hear of the first time
   end
   e.holders = e.holders .. new
   write_entry(key, node, e)
-  changed(key, new, args[4])
+  changed(key, new, args[6])
   return 1
 end
 
--- args: store id, node, token, nonce, packed holders to show, packed holders to drop.
+-- args: those of own_entry, nonce, packed holders to show, packed holders to drop.
 local function swap(keys, args)
-  local key, show, drop = keys[1], args[5], args[6]
+  local key, show, drop = keys[1], args[7], args[8]
   local e, refused = own_entry(key, args)
   if refused then return refused end
   local own = owned(e)
@@ -187,7 +202,7 @@ local function swap(keys, args)
   for holder in pairs(own) do left[#left + 1] = holder end
   e.holders = table.concat(left)
   write_entry(key, args[2], e)
-  changed(key, show .. drop, args[4])
+  changed(key, show .. drop, args[6])
   return 1
 end
 

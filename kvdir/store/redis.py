@@ -7,7 +7,7 @@ Rules
 - A lookup reads the roster's version in the same round trip, and answers with the roster of that version or a newer one.
 - A write carries a number that grows with each write of its writer: whatever arrives later than a later write is refused. It
   also carries the newest number that the shard confirmed before: a shard that has gone back behind it (a fail-over that lost
-  writes) is found out by the next write to it.
+  writes) is found out by the next write to it. Changes of the roster carry the same; there each save looks.
 - A shard is made for the first writer, before any holder is listed: under a roster that never changed nothing is missing.
 - Holder numbers are random, so that a fail-over that forgets some does not make their numbers those of others.
 """
@@ -53,7 +53,7 @@ from kvdir.store.records import (
     position,
 )
 from kvdir.store.reply import Argument
-from kvdir.store.rounds import Op, ops_of, rounds
+from kvdir.store.rounds import ROUND_BLOCKS, Op, ops_of, rounds
 from kvdir.store.servers import Lane, Request, Servers
 from kvdir.store.slots import key_slot, meta_tag, shard_tags
 from kvdir.store.url import Kind, StoreUrl
@@ -142,7 +142,7 @@ class RedisBlockStore:
         seq = -1 if position is None else position.seq
         given = (0, b"") if record is None else (1, record)
         with self._call(deadline_s) as deadline:
-            await self._meta_call("save", deadline, writer.node, writer.token, seq, *given)
+            await self._own_call("save", writer, deadline, seq, *given)
 
     async def nodes(self, *, deadline_s: float) -> tuple[NodeEntry, ...]:
         with self._call(deadline_s) as deadline:
@@ -158,18 +158,23 @@ class RedisBlockStore:
         self, writer: Writer, parts: Sequence[tuple[bytes, int]], *, visible: bool, deadline_s: float
     ) -> tuple[int, ...]:
         numbers = tuple(secrets.randbelow(2**32 - 1) + 1 for _ in parts)
-        arguments: list[Argument] = [writer.node, writer.token, secrets.randbelow(_NONCES), int(visible)]
+        arguments: list[Argument] = [secrets.randbelow(_NONCES), int(visible)]
         for number, (digest, tier) in zip(numbers, parts, strict=True):
             arguments += [number_bytes(number), tier, digest]
         with self._call(deadline_s) as deadline:
-            await self._meta_call("create", deadline, *arguments)
+            await self._change_roster("create", writer, deadline, *arguments)
         return numbers
 
     async def swap(self, writer: Writer, *, show: Collection[int] = (), drop: Collection[int] = (), deadline_s: float) -> None:
         nonce = secrets.randbelow(_NONCES)
         with self._call(deadline_s) as deadline:
-            packed = pack_numbers(show), pack_numbers(drop)
-            await self._meta_call("swap", deadline, writer.node, writer.token, nonce, *packed)
+            await self._change_roster("swap", writer, deadline, nonce, pack_numbers(show), pack_numbers(drop))
+
+    async def _change_roster(self, function: str, writer: Writer, deadline: float, *arguments: Argument) -> None:
+        writer.changes += 1
+        number = writer.changes
+        await self._own_call(function, writer, deadline, *arguments)
+        writer.changes_acknowledged = number
 
     async def roster(self, *, deadline_s: float) -> Roster:
         with self._call(deadline_s) as deadline:
@@ -225,7 +230,8 @@ class RedisBlockStore:
         change = Change(ChangeKind.REMOVE, holder, scope, packed, width)
         requests = [
             self._write_request(part.shard, ops_of(0, change, part.tails), "", 0, 0, 0)
-            for part in split(self._keys(packed, width, scope=scope), len(self._shard_keys))
+            for whole in split(self._keys(packed, width, scope=scope), len(self._shard_keys))
+            for part in whole.cut(ROUND_BLOCKS)
         ]
         with self._call(deadline_s) as deadline:
             replies = await self._servers.run(requests, deadline=deadline, lane=Lane.WRITE)
@@ -244,7 +250,7 @@ class RedisBlockStore:
 
     async def _look(self, picture: Picture, keys: bytes, at: NDArray[np.intp], deadline: float) -> int:
         """Looks at some positions, and at the roster's version; returns how many buckets were missing."""
-        parts = list(split(keys, len(self._shard_keys), at))
+        parts = [part for whole in split(keys, len(self._shard_keys), at) for part in whole.cut(ROUND_BLOCKS)]
         requests = [
             Request(
                 self._shard_slots[part.shard], self._library.read("lookup", self._shard_keys[part.shard], self._id, part.tails)
@@ -362,6 +368,11 @@ class RedisBlockStore:
 
     async def _meta_call(self, function: str, deadline: float, *arguments: Argument) -> Any:
         return await self._meta_run(self._library.call(function, self._meta, self._id, *arguments), deadline, Lane.WRITE)
+
+    async def _own_call(self, function: str, writer: Writer, deadline: float, *arguments: Argument) -> None:
+        """What only the node's writer may do; finds out whether the record went back behind what it has confirmed."""
+        who = writer.node, writer.token, writer.changes, writer.changes_acknowledged
+        await self._meta_call(function, deadline, *who, *arguments)
 
     async def _meta_read(self, function: str, deadline: float, *arguments: Argument) -> Any:
         return await self._meta_run(self._library.read(function, self._meta, self._id, *arguments), deadline, Lane.READ)

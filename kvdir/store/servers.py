@@ -161,28 +161,28 @@ class Servers:
         answers = await asyncio.gather(
             *(self._send(address, [waiting[index].command for index in indices], lane) for address, indices in groups.items())
         )
-        verdicts: dict[Again, Address] = {}
+        verdicts: set[tuple[Address, Again]] = set()
         for (address, indices), answer in zip(groups.items(), answers, strict=True):
             for index, reply in zip(indices, answer, strict=True):
                 match reply:
                     case Again():
-                        verdicts[reply] = address
+                        verdicts.add((address, reply))
                     case KvdirError():
                         raise reply
                     case _:
                         replies[index] = reply
                         del waiting[index]
-        for verdict in verdicts:
+        for _, verdict in verdicts:
             self._figures.retried(verdict.reason)
         await self._follow(verdicts)
-        return {f"{_words(address)}: {verdict.words or verdict.reason}" for verdict, address in verdicts.items()}
+        return {f"{_words(address)}: {verdict.words or verdict.reason}" for address, verdict in verdicts}
 
-    async def _follow(self, verdicts: dict[Again, Address]) -> None:
+    async def _follow(self, verdicts: set[tuple[Address, Again]]) -> None:
         """Does what the servers' answers ask for before the next attempt."""
-        for verdict, address in verdicts.items():
+        for address, verdict in verdicts:
             if verdict.load:
                 await self._load(address)
-        if any(verdict.elsewhere for verdict in verdicts):
+        if any(verdict.elsewhere for _, verdict in verdicts):
             await self._learn()
 
     async def _send(self, address: Address, commands: Sequence[tuple[Argument, ...]], lane: Lane) -> list[object]:
@@ -261,6 +261,8 @@ class Servers:
             raise _Again("silent")
 
         async def dial() -> Connection:
+            if connection is not None:
+                await connection.wait_closed()
             self._connections[key] = made = await self._dial(address, lane)
             return made
 

@@ -7,7 +7,7 @@
 --                          o        id of the store that it belongs to; with another one the shard's content is of no use
 --                          i        incarnation: part of the names of buckets, so that those of a lost record are never met
 --                          k, b, l  buckets; distinct blocks; buckets found missing
---                          c, p     sweep: the next bucket; the dead holders that were known when the pass began
+--                          c, p     sweep: the next bucket; the holders that were dead in every step of the pass so far
 --                          f<node>  fence: "token write", the node's writer and its newest write
 --                          n<h>     blocks that have holder h (4 bytes, little-endian)
 --   {tag}:<i>:<n> hash   bucket n, in listpack encoding: tail of a key (7 bytes) -> holders (4 bytes each), or "w" when there are
@@ -64,9 +64,16 @@ local function get(shard, name, tail)
   return holders or '', true
 end
 
+-- A bucket was evicted, and is made again. It is taken to have been like the others, or evictions would add up to ever more
+-- blocks that are not there, and buckets for them.
+local function made_again(shard)
+  shard.missing = shard.missing + 1
+  shard.blocks = shard.blocks - math.floor(shard.blocks / shard.k)
+end
+
 -- A new block. Both fields are new only where the bucket was evicted.
 local function insert(shard, name, tail, holder)
-  if redis.call('HSET', name, '', '', tail, holder) == 2 then shard.missing = shard.missing + 1 end
+  if redis.call('HSET', name, '', '', tail, holder) == 2 then made_again(shard) end
   shard.blocks = shard.blocks + 1
 end
 
@@ -90,7 +97,7 @@ local function split(shard)
   local from, to, size = shard.k - shard.size, shard.k, shard.size * 2
   local all = redis.call('HGETALL', shard.base .. from)
   local stay, move = {'', ''}, {'', ''}
-  if #all == 0 then shard.missing = shard.missing + 1 end
+  if #all == 0 then made_again(shard) end
   for at = 1, #all, 2 do
     local tail = all[at]
     if tail ~= '' then
@@ -138,7 +145,7 @@ local function fence(keys, args)
     redis.call('HSET', key:sub(1, -2) .. incarnation .. ':0', '', '')
   elseif r[4] then
     local stands = r[4]:match('^%d+')
-    if tonumber(stands) > token then return stands end
+    if tonumber(stands) >= token then return stands end  -- the same: a copy that came late must not forget writes
   end
   redis.call('HSET', key, 'f' .. node, args[3] .. ' 0')
   return args[3]
@@ -252,7 +259,7 @@ local function clean(shard, n, dead, deltas)
   local name, freed = shard.base .. n, 0
   local all = redis.call('HGETALL', name)
   if #all == 0 then
-    shard.missing = shard.missing + 1
+    made_again(shard)
     redis.call('HSET', name, '', '')
   end
   for at = 1, #all, 2 do
@@ -277,8 +284,8 @@ local function clean(shard, n, dead, deltas)
 end
 
 -- args: store id, packed dead holders, most buckets, then nodes whose fence may go. Returns {pairs freed, the next bucket or 0}.
--- A pass goes once through all buckets: then nothing is left of the holders that were dead when it began, so their counts go,
--- also where evicted buckets left them too high. A bucket that is split meanwhile moves blocks only towards the end of the pass.
+-- A pass goes once through all buckets: then nothing is left of the holders that were dead in all its steps, whoever made them,
+-- so their counts go, also where evicted buckets left them too high. A bucket that is split meanwhile moves blocks only towards the end of the pass.
 local function sweep(keys, args)
   local shard = open_shard(keys[1], args[1])
   if not shard then return redis.error_reply('KVLOST the shard is gone') end
@@ -287,7 +294,11 @@ local function sweep(keys, args)
   for i = 1, #args[2], 4 do dead[args[2]:sub(i, i + 3)] = true end
   if not next(dead) then return {0, 0} end
   local cursor, freed, looked = tonumber(redis.call('HGET', shard.key, 'c')), 0, 0
-  if cursor == 0 then redis.call('HSET', shard.key, 'p', args[2]) end
+  local known, always = cursor == 0 and args[2] or redis.call('HGET', shard.key, 'p'), {}
+  for i = 1, #known, 4 do
+    local holder = known:sub(i, i + 3)
+    if dead[holder] then always[#always + 1] = holder end
+  end
   while cursor < shard.k and looked < tonumber(args[3]) do
     local fine, result = pcall(clean, shard, cursor, dead, deltas)
     if not fine then
@@ -298,11 +309,10 @@ local function sweep(keys, args)
   end
   close_shard(shard, deltas)
   if cursor == shard.k then
-    local known = redis.call('HGET', shard.key, 'p')
-    for i = 1, #known, 4 do redis.call('HDEL', shard.key, 'n' .. known:sub(i, i + 3)) end
+    for _, holder in ipairs(always) do redis.call('HDEL', shard.key, 'n' .. holder) end
     cursor = 0
   end
-  redis.call('HSET', shard.key, 'c', cursor)
+  redis.call('HSET', shard.key, 'c', cursor, 'p', table.concat(always))
   return {freed, cursor}
 end
 

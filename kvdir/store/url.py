@@ -76,6 +76,8 @@ class StoreUrl:
             raise ConfigError([f"store: the scheme of a store URL is one of {', '.join(f'{name}://' for name in SCHEMES)}"])
         rest, _, query = rest.partition("?")
         authority, _, path = rest.partition("/")
+        if "@" in path + query:
+            raise ConfigError(["store: user and password of a store URL are percent-encoded: %2F for /, %3F for ?, %40 for @"])
         userinfo, _, hosts = authority.rpartition("@")
         return _Parser(scheme, hosts, path.strip("/"), query).parse(_credentials(userinfo))
 
@@ -145,8 +147,9 @@ class _Parser:
             value = float(text)
         except ValueError:
             value = least - 1
-        if not least <= value <= most:
-            self._faults.append(f"store: {name} is a number from {least} to {most}, not {text!r}")
+        whole = isinstance(least, int)
+        if not least <= value <= most or (whole and value != int(value)):
+            self._faults.append(f"store: {name} is a {'whole ' if whole else ''}number from {least} to {most}, not {text!r}")
         return value
 
     def _tls(self) -> TlsFiles | None:

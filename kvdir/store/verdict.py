@@ -57,6 +57,8 @@ def judge(error: ReplyError, where: str) -> Again | KvdirError:
         return Again(kind.lower(), elsewhere=kind in ("READONLY", "CLUSTERDOWN", "MASTERDOWN"))
     if kind in _DENIED or "ACL failure" in rest or "user executing the script" in rest:
         return StoreRefused(f"{where} does not let us in or do this ({kind}): check user, password and ACL of the store URL")
+    if "max number of clients" in rest:
+        return Again("clients", words=rest)
     if rest.startswith("Function not found"):
         return Again("no-functions", load=True)
     if "non local key" in rest:  # the same, found out by the function

@@ -86,11 +86,7 @@ class Server:
         assert self.process is not None
         if self.process.poll() is not None:
             raise RuntimeError(f"the server at port {self.port} ended with {self.process.returncode}:\n{self.log()}")
-        from redis import RedisError
-
-        with contextlib.suppress(RedisError):
-            return bool(self.command("PING") == b"PONG")
-        return False
+        return bool(self.command("PING") == b"PONG")
 
     def command(self, *command: Argument, timeout_s: float = 5.0) -> Any:
         """One command over a connection of its own; strings as bytes. Raises redis.RedisError."""
@@ -132,9 +128,17 @@ class Server:
 
 
 def until(condition: Callable[[], bool], what: str, log: Callable[[], str] = str, *, deadline_s: float = _READY_S) -> None:
-    """Polls until the condition holds. Raises TimeoutError that says what did not happen."""
+    """Polls until the condition holds. Raises TimeoutError that says what did not happen.
+
+    A server that drops the connection is not ready: one that becomes a master does that to all its clients.
+    """
+    import redis
+
     end = time.monotonic() + deadline_s
-    while not condition():
+    while True:
+        with contextlib.suppress(redis.ConnectionError, redis.TimeoutError):
+            if condition():
+                return
         if time.monotonic() > end:
             raise TimeoutError(f"{what}: not ready after {deadline_s} s\n{log()}")
         time.sleep(0.02)

@@ -10,7 +10,9 @@ import pytest
 
 from kvdir.errors import ConfigError
 from kvdir.store import make_store
-from kvdir.store.base import BlockStore, StoreFull, StoreLost, StoreRefused, StoreUnavailable, Writer
+from kvdir.store.base import BlockStore, Position, StoreFull, StoreLost, StoreRefused, StoreUnavailable, Writer
+from kvdir.store.library import Library
+from kvdir.store.records import pack_numbers
 from kvdir.store.redis import RedisBlockStore
 from kvdir.store.slots import meta_tag, shard_tags
 from kvdir.testing.check_directory_store import D, held, holder_of, remove, store, taken
@@ -63,6 +65,99 @@ async def test_a_write_that_arrives_after_a_later_one_changes_nothing(opening: O
     with pytest.raises(StoreUnavailable, match="overtaken"):
         await over.write(late, [remove(one, range(1000))], deadline_s=D)
     assert await held(over, range(1000)) == [(0, 1000, (one,))]
+
+
+async def test_a_take_over_that_arrives_twice_forgets_no_writes(opening: Opening, server: Server, url: str) -> None:
+    over = await opening(f"{url}&shards=1")
+    assert isinstance(over, RedisBlockStore)
+    writer = await taken(over)
+    one = await holder_of(over, writer)
+    late = Writer(writer.node, writer.epoch, writer.token)
+    for numbers in (range(500), range(500, 1000)):
+        await over.write(writer, [store(one, numbers)], deadline_s=D)
+    record = shard_tags(over.url.prefix, 1)[0] + b":s"
+    again = Library().call("fence", record, f"{over.store_id:016x}", writer.node, writer.token)
+    assert server.command(*again) == str(writer.token).encode()
+    with pytest.raises(StoreUnavailable, match="overtaken"):
+        await over.write(late, [remove(one, range(1000))], deadline_s=D)
+    await over.write(writer, [store(one, range(1000, 1100))], deadline_s=D)
+
+
+async def test_a_change_of_the_roster_that_arrives_after_a_later_one_changes_nothing(opening: Opening, url: str) -> None:
+    over = await opening(url)
+    writer = await taken(over)
+    late = Writer(writer.node, writer.epoch, writer.token)
+    one = await holder_of(over, writer)
+    await over.swap(writer, drop=[one], deadline_s=D)
+    for call in (
+        over.create(late, [(b"namespace", 1)], visible=True, deadline_s=D),
+        over.save(Writer(writer.node, writer.epoch, writer.token), record=b"old", deadline_s=D),
+    ):
+        with pytest.raises(StoreUnavailable, match="overtaken"):
+            await call
+    assert (await over.roster(deadline_s=D)).holders == {}
+    await over.save(writer, record=b"new", deadline_s=D)
+
+
+async def test_acknowledged_changes_of_the_roster_that_were_lost_are_found_by_the_next_save(
+    opening: Opening, server: Server, url: str
+) -> None:
+    over = await opening(url)
+    assert isinstance(over, RedisBlockStore)
+    writer = await taken(over)
+    one = await holder_of(over, writer)
+    await over.save(writer, position=Position(7, 1), record=b"", deadline_s=D)
+    keys = [meta_tag(over.url.prefix) + name for name in (b":m", b":n", b":h", b":c")]
+    before = [server.command("DUMP", key) for key in keys]
+    two = await holder_of(over, writer)
+    await over.swap(writer, drop=[one], deadline_s=D)
+    for key, value in zip(keys, before, strict=True):
+        server.command("RESTORE", key, 0, value, "REPLACE")  # what a replica that lagged would have
+    assert (await over.roster(deadline_s=D)).holders.keys() == {one}, "the writer has dropped it, and has two"
+    for call in (
+        over.save(writer, record=b"", deadline_s=D),
+        over.swap(writer, show=[two], deadline_s=D),
+        over.create(writer, [(b"namespace", 1)], visible=True, deadline_s=D),
+    ):
+        with pytest.raises(StoreLost, match="acknowledged"):
+            await call
+    again = await over.take("node-a", 7, deadline_s=D)
+    assert [holder.number for holder in again.holders] == [one]
+    await over.save(again.writer, record=b"", deadline_s=D)
+
+
+async def test_a_roster_that_was_evicted_is_found_and_begun_anew(opening: Opening, server: Server, url: str) -> None:
+    over, other = await opening(url), await opening(url)
+    assert isinstance(over, RedisBlockStore)
+    writer = await taken(over)
+    one = await holder_of(over, writer)
+    await over.write(writer, [store(one, range(10))], deadline_s=D)
+    await over.save(writer, position=Position(7, 1), record=b"", deadline_s=D)
+    assert await held(other, range(10)) == [(0, 10, (one,))]
+    server.command("DEL", meta_tag(over.url.prefix) + b":h")
+    with pytest.raises(StoreLost):
+        await over.save(writer, record=b"", deadline_s=D)
+    again = await over.take("node-a", 7, deadline_s=D)
+    assert (again.position, again.holders) == (None, ()), "nothing of it can be answered any more, so all is to be told again"
+    assert await held(other, range(10)) == []
+    two = await holder_of(over, again.writer)
+    await over.write(again.writer, [store(two, range(5))], deadline_s=D)
+    await over.save(again.writer, position=Position(7, 2), record=b"", deadline_s=D)
+    assert await held(other, range(10)) == [(0, 5, (two,))]
+
+
+async def test_evictions_do_not_add_up_to_ever_more_buckets(opening: Opening, server: Server, url: str) -> None:
+    over = await opening(f"{url}&shards=1")
+    assert isinstance(over, RedisBlockStore)
+    writer = await taken(over)
+    one = await holder_of(over, writer)
+    tag = shard_tags(over.url.prefix, 1)[0]
+    for _ in range(8):
+        await over.write(writer, [store(one, range(3000))], deadline_s=D)
+        buckets = [key for key in server.command("KEYS", tag + b"*") if not key.endswith(b":s")]
+        server.command("DEL", *buckets)
+    assert int(server.command("HGET", tag + b":s", "k")) < 2 * 3000 / 48
+    assert (await over.counts([one], deadline_s=D)).lost_buckets > 400
 
 
 async def test_a_stopped_server_ends_calls_in_time_and_its_late_writes_change_nothing(
@@ -180,6 +275,24 @@ async def test_fences_of_forgotten_nodes_are_swept(opening: Opening, server: Ser
     assert await over.sweep(100, deadline_s=D) == 0
     record = shard_tags(over.url.prefix, 1)[0] + b":s"
     assert [field for field in server.command("HKEYS", record) if field.startswith(b"f")] == [b"fnode-a"]
+
+
+async def test_a_sweep_in_turns_leaves_nothing_of_a_holder_that_one_of_them_did_not_know_to_be_dead(
+    opening: Opening, server: Server, url: str
+) -> None:
+    over = await opening(f"{url}&shards=1")
+    assert isinstance(over, RedisBlockStore)
+    writer = await taken(over)
+    one, two = await holder_of(over, writer), await holder_of(over, writer)
+    await over.write(writer, [store(one, range(2000)), store(two, range(1000, 3000))], deadline_s=D)
+    await over.swap(writer, drop=[one, two], deadline_s=D)
+    record = shard_tags(over.url.prefix, 1)[0] + b":s"
+    for dead, buckets in ((pack_numbers([one, two]), 5), (pack_numbers([one]), 5), (pack_numbers([one, two]), 1000)):
+        server.command(*Library().call("sweep", record, f"{over.store_id:016x}", dead, buckets))
+    while await over.sweep(1000, deadline_s=D):
+        pass
+    assert server.command("HGET", record, "b") == b"0"
+    assert (await over.counts([one, two], deadline_s=D)).blocks == {one: 0, two: 0}
 
 
 async def test_functions_that_were_deleted_are_loaded_again(opening: Opening, server: Server, url: str) -> None:

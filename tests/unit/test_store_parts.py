@@ -160,6 +160,7 @@ def test_a_roster_takes_changes_or_the_whole() -> None:
         ("LOADING Redis is loading", Again("loading")),
         ("READONLY You can't write", Again("readonly", elsewhere=True)),
         ("ERR Function not found", Again("no-functions", load=True)),
+        ("ERR max number of clients reached", Again("clients", words="max number of clients reached")),
         ("ERR Script attempted to access a non local key in a cluster node script: x", Again("migrating")),
         ("KVLOST the shard is gone", StoreLost),
         ("KVFENCED a newer writer", Fenced),
@@ -219,7 +220,8 @@ def test_urls_are_taken_apart() -> None:
         ("redis://", "no host"),
         ("redis://a,b", "several hosts"),
         ("redis://a:0", "not host:port"),
-        ("redis://a/x", "db is a number"),
+        ("redis://a/x", "db is a whole number"),
+        ("redis://a?shards=0.5", "shards is a whole number"),
         ("redis+cluster://a/1", "one database"),
         ("redis+sentinel://a", "name of the master"),
         ("redis://a?shards=99999", "shards"),
@@ -235,6 +237,13 @@ def test_faulty_urls_are_refused_with_words(url: str, words: str) -> None:
             StoreUrl.parse(url)
     else:
         assert StoreUrl.parse(url).tls is not None
+
+
+@pytest.mark.parametrize("password", ["s3/cret", "s3?cret", "s3/cr?et", "s3@c/ret", "s3@c?ret", "s3@cr/e@t"])
+def test_a_password_that_is_not_encoded_is_refused_and_not_shown(password: str) -> None:
+    with pytest.raises(ConfigError, match="percent-encoded") as refused:
+        StoreUrl.parse(f"redis://me:{password}@host:6379/1?prefix=x")
+    assert not any(piece in str(refused.value) for piece in ("s3", "cr", "et"))
 
 
 async def test_a_cluster_is_learned_from_whoever_answers_and_its_gaps_are_named() -> None:
