@@ -106,7 +106,7 @@ class SharedCoordinator:
         snapshots = sum(session.stream.cursor.repairing_snapshot for session in self.sessions.values())
         for session in list(self.sessions.values()):
             self._report(session)
-            if session.idle:
+            if session.ready(now_s):
                 snapshots += self._attend(session, now_s, may_snapshot=snapshots < self.config.max_snapshots)
         self._warm(now_s)
         for connection in self.connections:
@@ -248,7 +248,7 @@ class SharedCoordinator:
 
     def _attend(self, session: Session, now_s: float, *, may_snapshot: bool) -> bool:
         """Deadlines of one stream. Returns whether a snapshot was asked for."""
-        stream = session.stream
+        stream, session.attended_s = session.stream, now_s
         ask = stream.tick(now_s=now_s, stale_after_s=self.config.stale_after_s, may_snapshot=may_snapshot)
         if ask is Ask.REPLAY:
             cursor = stream.cursor

@@ -45,6 +45,8 @@ GROUP_BLOCKS = 4096
 PATIENCE_S = 5.0
 """So long a store that is away is asked again before the call ends; a fail-over of Redis Cluster takes some seconds."""
 AGAIN_S = 0.05
+RESTLESS_S = 1.0
+"""A stream that never rests is looked after so often all the same."""
 CHANGED_S = 0.05
 """A changed state is saved no sooner after the last save: a stream under loss changes it with every batch."""
 
@@ -75,7 +77,7 @@ Message = Batch | Heartbeat | SnapshotChunk | Hello | ReplayUnavailable | Goodby
 class Session:
     """See the module docstring. `run` ends with the call; what it raises says why. writer: from `take`.
 
-    record, saved_s: what was last saved, and when.
+    record, saved_s: what was last saved, and when. attended_s: when its deadlines were last looked at.
     """
 
     def __init__(
@@ -106,6 +108,7 @@ class Session:
         self.record = b""
         self.saved_s = float("-inf")
         self._saved_state: StreamState | None = None
+        self.attended_s = time.monotonic()
 
     @property
     def token(self) -> int:
@@ -115,6 +118,10 @@ class Session:
     def idle(self) -> bool:
         """Nothing received is waiting to be taken: silence is the owner's."""
         return not self._busy and self._held_back is None and self._queue.empty()
+
+    def ready(self, now_s: float) -> bool:
+        """Whether its deadlines can be looked at: those of a request only at rest, for what we wait for may be waiting here."""
+        return self.idle or (self.stream.cursor.running is None and now_s - self.attended_s >= RESTLESS_S)
 
     async def put(self, message: Message) -> None:
         """Waits while too much is waiting already."""
