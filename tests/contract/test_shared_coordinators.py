@@ -428,8 +428,8 @@ async def test_says_who_can_when_it_cannot():
         assert node.publisher.stats().snapshots > before  # a snapshot that comes too late is asked for again
         async with grpc.aio.insecure_channel(a.address) as channel:
             call = directory_pb2_grpc.DirectoryStub(channel).Watch()
-            await call.write(directory_pb2.WatchRequest(start=directory_pb2.WatchStart(protocol_version=1, watcher="w")))
-            with pytest.raises(grpc.aio.AioRpcError) as refused:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:  # by the write, if the answer is here before it
+                await call.write(directory_pb2.WatchRequest(start=directory_pb2.WatchStart(protocol_version=1, watcher="w")))
                 await call.read()
         assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
 

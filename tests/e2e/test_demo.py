@@ -140,7 +140,7 @@ def test_bad_trace_costs_nothing_and_is_named(trace: Path) -> None:
 async def running(trace: Path) -> AsyncIterator[psutil.Process]:
     """A demo that is serving requests and will for a long time."""
     command = [sys.executable, "-m", "kvdir", "demo", "--trace", str(trace), "--compute-ms", "60000", *SMALL]
-    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE, preexec_fn=_heed_sigint)
     demo = psutil.Process(process.pid)
     try:
         await eventually(lambda: len(demo.children()) >= 4 and _arenas(demo.pid), within_s=60, what="the cluster runs")
@@ -149,6 +149,11 @@ async def running(trace: Path) -> AsyncIterator[psutil.Process]:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.communicate()
+
+
+def _heed_sigint() -> None:
+    """Whoever runs the tests in the background of a script has them, and so their children, ignore it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _arenas(pid: int) -> list[Path]:
