@@ -130,6 +130,7 @@ async def test_coordinator_answers_while_the_agent_is_dead_and_the_replica_when_
     coordinator, fingerprints = await started(cluster)
     with watching(cluster, coordinator, fingerprints) as watcher:
         await settled(watcher, "replica")
+        caught_up = len(watcher.seen)  # before, it may have been a few milliseconds behind what the coordinator knows
         more = cluster.blocks.chain(200, root="churn")
         engine = await cluster.engine("a")
         churn = asyncio.create_task(engine.store(more, cluster.blocks.data(more)))  # so that it dies at work
@@ -139,7 +140,8 @@ async def test_coordinator_answers_while_the_agent_is_dead_and_the_replica_when_
         await cluster.start_agent("b", coordinator, "--arena-bytes", "4MiB", "--replica")
         await settled(watcher, "replica")
     assert watcher.slowest_s < SLOWEST_S
-    assert all(answer.hits == BLOCKS for _, answer in watcher.seen if answer.source != "none")
+    short = [answer for _, answer in watcher.seen[caught_up:] if answer.source != "none" and answer.hits != BLOCKS]
+    assert not short, short[0]
     nobody = [answer for _, answer in watcher.seen if answer.source == "none"]
     assert not nobody, nobody[0].reason
 
