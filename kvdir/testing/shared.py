@@ -9,20 +9,14 @@ from typing import Any
 
 from kvdir.client.aio import DirectoryClient
 from kvdir.server.app import build_shared
-from kvdir.server.config import CoordinatorConfig
 from kvdir.server.serve import running
 from kvdir.server.shared.coordinator import SharedCoordinator
 from kvdir.store.base import BlockStore
+from kvdir.testing.served import FAST_CONFIG
 
-FAST_SHARED_CONFIG = CoordinatorConfig(
-    listen="127.0.0.1:0",
-    http_listen="127.0.0.1:0",
+FAST_SHARED_CONFIG = replace(
+    FAST_CONFIG,
     heartbeat_interval_ms=100,
-    stale_after_s=1.0,
-    expire_after_s=3.0,
-    replay_idle_s=0.3,
-    max_fingerprints=4096,
-    grace_s=1.0,
     store="redis://the-test-gives-one",
     store_timeout_s=0.2,
     store_lookup_s=0.1,
