@@ -22,6 +22,7 @@ from peer_agent.client.results import LoadResult
 from peer_agent.core.effects import LoadStatus
 from peer_agent.core.leases import AGENT
 from peer_agent.demo.content import Content
+from peer_agent.server.fetch import Fetcher
 from peer_agent.server.load_work import LoadWork
 from peer_agent.server.peer import Peer
 from peer_agent.server.peers import Peers
@@ -192,15 +193,21 @@ async def test_first_read_goes_on_when_there_is_no_room_for_a_hedge(rig: Rig):
     filler = rig.cluster.blocks.chain(slots - 8, root="filler")
     assert (await rig.engine.store(filler, rig.cluster.blocks.data(filler))).stored == slots - 8
     assert await rig.engine.pin(filler, pin_s=60) == slots - 8
-    slow = rig.hold_back(read="first")
+    slow, tried = rig.hold_back(read="first"), asyncio.Event()
+    original = Fetcher.fetch
+
+    async def fetch(fetcher: Fetcher, load, reading, **options):
+        await original(fetcher, load, reading, **options)
+        if reading.fetch.hedges is not None:
+            tried.set()
+
+    rig.patch.setattr(Fetcher, "fetch", fetch)
     loading = asyncio.ensure_future(rig.load(wanted))
-    second = rig.cluster.agents["second"].store
-    await eventually(lambda: second.locks > 0, what="the second owner was asked")
-    await asyncio.sleep(0)
-    counters = rig.reader.reader.counters
+    await asyncio.wait_for(tried.wait(), DEADLINE_S)
     slow.set()
     result, _ = await loading
     assert result.count(LoadStatus.HIT_PEER) == 8
+    counters = rig.reader.reader.counters
     assert (counters.hedges, counters.no_space) == (1, 0)
     await rig.quiet()
 
