@@ -22,6 +22,8 @@ from kvdir.errors import NamespaceError
 
 CANONICAL_VERSION = 1
 NO_TENANT = "none"
+ANNOUNCED = "announced"
+"""cache_policy, weights, layout and position of blocks that an engine only tells of: good to route by, never to move."""
 MAX_BLOCK_BYTES = 2**40
 REPLICATED = "replicated"
 
@@ -178,6 +180,45 @@ class Namespace:
         if faults:
             raise NamespaceError(faults)
         return probe
+
+    @classmethod
+    def announced(
+        cls,
+        *,
+        model: str,
+        block_tokens: int,
+        hash_scheme: str,
+        hash_seed: str,
+        kind: str = StateKind.FULL,
+        window_tokens: int = 0,
+        adapter: str = "none",
+        tenant: str = NO_TENANT,
+        parallel: str = REPLICATED,
+    ) -> Namespace:
+        """Of blocks that an engine announces in events, whose geometry nobody states. One state group; raises NamespaceError.
+
+        Such blocks are for routers: an agent that attaches always has a namespace with geometry, so these never match it.
+        """
+        recurrent = kind == StateKind.RECURRENT
+        group = StateGroup(
+            kind=kind,
+            layers=1,
+            kv_heads=0 if recurrent else 1,
+            head_dim=0 if recurrent else 1,
+            tensors=1,
+            window_tokens=window_tokens,
+            state_bytes=1 if recurrent else 0,
+        )
+        return cls.create(
+            model=model, weights=ANNOUNCED, kv_dtype="uint8", layout=ANNOUNCED, block_tokens=block_tokens, groups=(group,),
+            position=ANNOUNCED, parallel=parallel, adapter=adapter, tenant=tenant, hash_scheme=hash_scheme,
+            hash_seed=hash_seed, cache_policy=ANNOUNCED,
+        )  # fmt: skip
+
+    @property
+    def is_announced(self) -> bool:
+        """Whether its blocks are only told of by an engine (`announced`)."""
+        return self.cache_policy == ANNOUNCED
 
     @classmethod
     def from_canonical(cls, text: str | bytes) -> Namespace:

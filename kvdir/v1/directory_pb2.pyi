@@ -285,3 +285,87 @@ class WatchEnd(_message.Message):
     reason: str
     begin_anew: bool
     def __init__(self, reason: _Optional[str] = ..., begin_anew: bool = ...) -> None: ...
+
+class ScoreRequest(_message.Message):
+    __slots__ = ("parts", "weights", "min_trust", "max_instances")
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    MIN_TRUST_FIELD_NUMBER: _ClassVar[int]
+    MAX_INSTANCES_FIELD_NUMBER: _ClassVar[int]
+    parts: _containers.RepeatedCompositeFieldContainer[ScorePart]
+    weights: _containers.RepeatedCompositeFieldContainer[TierWeight]
+    min_trust: _common_pb2.MinTrust
+    max_instances: int
+    def __init__(self, parts: _Optional[_Iterable[_Union[ScorePart, _Mapping]]] = ..., weights: _Optional[_Iterable[_Union[TierWeight, _Mapping]]] = ..., min_trust: _Optional[_Union[_common_pb2.MinTrust, str]] = ..., max_instances: _Optional[int] = ...) -> None: ...
+
+class ScorePart(_message.Message):
+    __slots__ = ("groups",)
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    groups: _containers.RepeatedCompositeFieldContainer[ScoreGroup]
+    def __init__(self, groups: _Optional[_Iterable[_Union[ScoreGroup, _Mapping]]] = ...) -> None: ...
+
+class ScoreGroup(_message.Message):
+    __slots__ = ("namespace_digest", "fingerprints")
+    NAMESPACE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINTS_FIELD_NUMBER: _ClassVar[int]
+    namespace_digest: bytes
+    fingerprints: _common_pb2.Fingerprints
+    def __init__(self, namespace_digest: _Optional[bytes] = ..., fingerprints: _Optional[_Union[_common_pb2.Fingerprints, _Mapping]] = ...) -> None: ...
+
+class TierWeight(_message.Message):
+    __slots__ = ("tier", "weight")
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    tier: _common_pb2.Tier
+    weight: float
+    def __init__(self, tier: _Optional[_Union[_common_pb2.Tier, str]] = ..., weight: _Optional[float] = ...) -> None: ...
+
+class ScoreResponse(_message.Message):
+    __slots__ = ("protocol_version", "instances", "nodes", "warming", "incomplete", "unknown_namespaces", "nodes_below_trust")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    INSTANCES_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    WARMING_FIELD_NUMBER: _ClassVar[int]
+    INCOMPLETE_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_NAMESPACES_FIELD_NUMBER: _ClassVar[int]
+    NODES_BELOW_TRUST_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    instances: _containers.RepeatedCompositeFieldContainer[InstanceScore]
+    nodes: _containers.RepeatedCompositeFieldContainer[_common_pb2.NodeTrust]
+    warming: bool
+    incomplete: bool
+    unknown_namespaces: _containers.RepeatedScalarFieldContainer[bytes]
+    nodes_below_trust: int
+    def __init__(self, protocol_version: _Optional[int] = ..., instances: _Optional[_Iterable[_Union[InstanceScore, _Mapping]]] = ..., nodes: _Optional[_Iterable[_Union[_common_pb2.NodeTrust, _Mapping]]] = ..., warming: bool = ..., incomplete: bool = ..., unknown_namespaces: _Optional[_Iterable[bytes]] = ..., nodes_below_trust: _Optional[int] = ...) -> None: ...
+
+class InstanceScore(_message.Message):
+    __slots__ = ("instance", "score", "matched_tokens", "tiers", "ranks", "nodes")
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    MATCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    instance: str
+    score: float
+    matched_tokens: int
+    tiers: _containers.RepeatedCompositeFieldContainer[TierMatch]
+    ranks: _containers.RepeatedCompositeFieldContainer[RankMatch]
+    nodes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, instance: _Optional[str] = ..., score: _Optional[float] = ..., matched_tokens: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierMatch, _Mapping]]] = ..., ranks: _Optional[_Iterable[_Union[RankMatch, _Mapping]]] = ..., nodes: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class TierMatch(_message.Message):
+    __slots__ = ("tier", "tokens")
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    tier: _common_pb2.Tier
+    tokens: int
+    def __init__(self, tier: _Optional[_Union[_common_pb2.Tier, str]] = ..., tokens: _Optional[int] = ...) -> None: ...
+
+class RankMatch(_message.Message):
+    __slots__ = ("dp_rank", "tokens")
+    DP_RANK_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    dp_rank: int
+    tokens: int
+    def __init__(self, dp_rank: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...

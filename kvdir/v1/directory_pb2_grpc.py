@@ -54,6 +54,11 @@ class DirectoryStub(object):
                 request_serializer=kvdir_dot_v1_dot_directory__pb2.WatchRequest.SerializeToString,
                 response_deserializer=kvdir_dot_v1_dot_directory__pb2.WatchResponse.FromString,
                 _registered_method=True)
+        self.Score = channel.unary_unary(
+                '/kvdir.v1.Directory/Score',
+                request_serializer=kvdir_dot_v1_dot_directory__pb2.ScoreRequest.SerializeToString,
+                response_deserializer=kvdir_dot_v1_dot_directory__pb2.ScoreResponse.FromString,
+                _registered_method=True)
 
 
 class DirectoryServicer(object):
@@ -99,6 +104,14 @@ class DirectoryServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Score(self, request, context):
+        """For routers: how much of one prompt each instance has, in tokens, weighted by tier. Answered from memory like Lookup.
+        Errors: NOT_FOUND when none of the namespaces is known, INVALID_ARGUMENT, RESOURCE_EXHAUSTED as for Lookup.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DirectoryServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -121,6 +134,11 @@ def add_DirectoryServicer_to_server(servicer, server):
                     servicer.Watch,
                     request_deserializer=kvdir_dot_v1_dot_directory__pb2.WatchRequest.FromString,
                     response_serializer=kvdir_dot_v1_dot_directory__pb2.WatchResponse.SerializeToString,
+            ),
+            'Score': grpc.unary_unary_rpc_method_handler(
+                    servicer.Score,
+                    request_deserializer=kvdir_dot_v1_dot_directory__pb2.ScoreRequest.FromString,
+                    response_serializer=kvdir_dot_v1_dot_directory__pb2.ScoreResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -231,6 +249,33 @@ class Directory(object):
             '/kvdir.v1.Directory/Watch',
             kvdir_dot_v1_dot_directory__pb2.WatchRequest.SerializeToString,
             kvdir_dot_v1_dot_directory__pb2.WatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Score(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvdir.v1.Directory/Score',
+            kvdir_dot_v1_dot_directory__pb2.ScoreRequest.SerializeToString,
+            kvdir_dot_v1_dot_directory__pb2.ScoreResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -83,7 +83,7 @@ class Event(_message.Message):
     def __init__(self, kind: _Optional[_Union[EventKind, str]] = ..., tier: _Optional[_Union[_common_pb2.Tier, str]] = ..., namespace_digest: _Optional[bytes] = ..., fingerprints: _Optional[_Union[_common_pb2.Fingerprints, _Mapping]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("epoch", "last_seq", "used_bytes", "capacity_bytes", "dropped_events", "counts", "counted", "oldest_use_ms", "read_bytes_per_s")
+    __slots__ = ("epoch", "last_seq", "used_bytes", "capacity_bytes", "dropped_events", "counts", "counted", "oldest_use_ms", "read_bytes_per_s", "doubt")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     LAST_SEQ_FIELD_NUMBER: _ClassVar[int]
     USED_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -93,6 +93,7 @@ class Heartbeat(_message.Message):
     COUNTED_FIELD_NUMBER: _ClassVar[int]
     OLDEST_USE_MS_FIELD_NUMBER: _ClassVar[int]
     READ_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    DOUBT_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     last_seq: int
     used_bytes: int
@@ -102,7 +103,8 @@ class Heartbeat(_message.Message):
     counted: bool
     oldest_use_ms: int
     read_bytes_per_s: int
-    def __init__(self, epoch: _Optional[int] = ..., last_seq: _Optional[int] = ..., used_bytes: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., dropped_events: _Optional[int] = ..., counts: _Optional[_Iterable[_Union[OwnerCount, _Mapping]]] = ..., counted: bool = ..., oldest_use_ms: _Optional[int] = ..., read_bytes_per_s: _Optional[int] = ...) -> None: ...
+    doubt: str
+    def __init__(self, epoch: _Optional[int] = ..., last_seq: _Optional[int] = ..., used_bytes: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., dropped_events: _Optional[int] = ..., counts: _Optional[_Iterable[_Union[OwnerCount, _Mapping]]] = ..., counted: bool = ..., oldest_use_ms: _Optional[int] = ..., read_bytes_per_s: _Optional[int] = ..., doubt: _Optional[str] = ...) -> None: ...
 
 class OwnerCount(_message.Message):
     __slots__ = ("namespace_digest", "tier", "blocks", "digest")

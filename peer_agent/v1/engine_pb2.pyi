@@ -38,18 +38,20 @@ LOAD_RESULT_LATE: LoadResult
 LOAD_RESULT_SKIPPED: LoadResult
 
 class AttachRequest(_message.Message):
-    __slots__ = ("protocol_version", "engine", "namespace_digest", "namespace_canonical_json", "prefill_tokens_per_s")
+    __slots__ = ("protocol_version", "engine", "namespace_digest", "namespace_canonical_json", "prefill_tokens_per_s", "probe")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_CANONICAL_JSON_FIELD_NUMBER: _ClassVar[int]
     PREFILL_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    PROBE_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     engine: str
     namespace_digest: bytes
     namespace_canonical_json: bytes
     prefill_tokens_per_s: float
-    def __init__(self, protocol_version: _Optional[int] = ..., engine: _Optional[str] = ..., namespace_digest: _Optional[bytes] = ..., namespace_canonical_json: _Optional[bytes] = ..., prefill_tokens_per_s: _Optional[float] = ...) -> None: ...
+    probe: bytes
+    def __init__(self, protocol_version: _Optional[int] = ..., engine: _Optional[str] = ..., namespace_digest: _Optional[bytes] = ..., namespace_canonical_json: _Optional[bytes] = ..., prefill_tokens_per_s: _Optional[float] = ..., probe: _Optional[bytes] = ...) -> None: ...
 
 class AttachResponse(_message.Message):
     __slots__ = ("protocol_version", "node", "epoch", "session", "arena_path", "arena_id", "arena_bytes", "block_bytes", "block_tokens", "slots", "max_fingerprints", "replica_path", "coordinators")

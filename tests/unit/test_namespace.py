@@ -219,3 +219,16 @@ def test_from_canonical_refuses_garbage(text: str | bytes) -> None:
 def test_from_canonical_refuses_other_json(text: str) -> None:
     with pytest.raises(NamespaceError):
         Namespace.from_canonical(text)
+
+
+def test_announced_namespace_never_equals_one_with_geometry_when_an_engine_attaches():
+    told = [
+        Namespace.announced(model="m", block_tokens=16, hash_scheme="vllm:sha256_cbor", hash_seed="builtin", kind=kind)
+        for kind in ("full", "mla", "recurrent", "index", "draft")
+    ]
+    assert len({namespace.digest for namespace in told}) == 5
+    assert all(namespace.is_announced and Namespace.from_canonical(namespace.canonical()) == namespace for namespace in told)
+    windowed = Namespace.announced(
+        model="m", block_tokens=16, hash_scheme="s", hash_seed="0", kind="sliding_window", window_tokens=64
+    )
+    assert windowed.groups[0].window_tokens == 64
