@@ -19,13 +19,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvdir.errors import NamespaceError
+from kvdir.parallel import REPLICATED, ranks, without
 
 CANONICAL_VERSION = 1
 NO_TENANT = "none"
 ANNOUNCED = "announced"
 """cache_policy, weights, layout and position of blocks that an engine only tells of: good to route by, never to move."""
 MAX_BLOCK_BYTES = 2**40
-REPLICATED = "replicated"
+WHOLE = -1
+"""`Namespace.part` of blocks that hold all state groups."""
 
 DTYPE_BYTES: Mapping[str, float] = {
     "float32": 4, "float16": 2, "bfloat16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1, "int8": 1, "uint8": 1, "fp4_e2m1": 0.5,
@@ -50,6 +52,8 @@ class StateGroup:
 
     layers: number of layers. kv_heads, head_dim: per layer, on one rank. tensors: 2 for K and V, 1 for MLA or index.
     window_tokens: only for sliding_window. state_bytes: only for recurrent, bytes of one point state over all layers.
+    block_tokens: tokens of one block of this group's own; 0: as the namespace says. bytes_override: bytes of one block of
+    this group's own where the engine pads; 0: by geometry.
     """
 
     kind: str
@@ -59,12 +63,14 @@ class StateGroup:
     tensors: int = 2
     window_tokens: int = 0
     state_bytes: int = 0
+    block_tokens: int = 0
+    bytes_override: int = 0
 
     def faults(self, where: str) -> list[str]:
         """What is wrong with it, in words."""
         out = [
             f"{where}.{name}: must be a whole number, is {getattr(self, name)!r}"
-            for name in ("layers", "kv_heads", "head_dim", "tensors", "window_tokens", "state_bytes")
+            for name in _GROUP_COUNTS
             if not _is_count(getattr(self, name))
         ]
         if out:
@@ -80,10 +86,15 @@ class StateGroup:
             out.append(f"{where}: kv_heads and head_dim must be positive, tensors 1 or 2")
         if (self.kind == StateKind.SLIDING_WINDOW) != (self.window_tokens > 0):
             out.append(f"{where}.window_tokens: must be given for sliding_window and only there")
+        if self.block_tokens < 0 or self.bytes_override < 0:
+            out.append(f"{where}: block_tokens and bytes_override must not be negative")
         return out
 
     def block_bytes(self, block_tokens: int, element_bytes: float) -> int:
-        """Bytes of one block of this group."""
+        """Bytes of one block of this group. block_tokens: for a group that does not say its own."""
+        block_tokens = self.block_tokens or block_tokens
+        if self.bytes_override:
+            return self.bytes_override
         if self.kind == StateKind.RECURRENT:
             return self.state_bytes
         return int(self.tensors * self.layers * self.kv_heads * self.head_dim * block_tokens * element_bytes)
@@ -99,7 +110,8 @@ class Namespace:
     parameters, such as "rope:theta=500000". parallel: "replicated" or the split this holder has, such as "tp=0/4".
     adapter: "none" or name and digest of the LoRA. tenant: "none" or "salt:<digest>". hash_scheme, hash_seed: how
     fingerprints are computed. cache_policy: "exact" unless blocks are altered (compressed, quantised) in some named way.
-    bytes_override: bytes of one block where the engine pads; 0 = by geometry.
+    bytes_override: bytes of one block where the engine pads; 0 = by geometry. part: which state group its blocks hold, for
+    an engine that keeps the groups apart (`parts`); WHOLE: a block holds all of them.
     """
 
     model: str
@@ -116,6 +128,7 @@ class Namespace:
     hash_seed: str
     cache_policy: str
     bytes_override: int = 0
+    part: int = WHOLE
 
     def __post_init__(self) -> None:
         faults = self._faults()
@@ -145,9 +158,20 @@ class Namespace:
             out += group.faults(f"groups[{number}]")
         if self.bytes_override < 0:
             out.append("bytes_override: must not be negative")
+        if not out and self.part != WHOLE:
+            out += self._part_faults()
+        elif len(self.groups) == 1 and self.groups[0].block_tokens not in (0, self.block_tokens):
+            out.append("groups[0].block_tokens: the only state group has the namespace's block_tokens; leave it out")
         if not out and not 0 < self.block_bytes <= MAX_BLOCK_BYTES:
             out.append(f"groups: a block would have {self.block_bytes} bytes, must be between 1 and {MAX_BLOCK_BYTES}")
         return out
+
+    def _part_faults(self) -> list[str]:
+        if not 0 <= self.part < len(self.groups):
+            return [f"part: must be the number of one of the {len(self.groups)} groups, or {WHOLE} for all, is {self.part}"]
+        if self.block_tokens != (self.groups[self.part].block_tokens or self.block_tokens):
+            return ["part: block_tokens must be those of its state group; make parts with Namespace.parts()"]
+        return []
 
     @classmethod
     def create(cls, *, tenant_salt: bytes | str | None = None, **fields: Any) -> Namespace:
@@ -168,14 +192,13 @@ class Namespace:
             except ValueError as error:
                 faults.append(f"tenant_salt: {error}")
         values.setdefault("tenant", NO_TENANT)
-        for name in ("block_tokens", "bytes_override"):
+        for name in _COUNTS:
             if name in values and not _is_count(values[name]):
                 faults.append(f"{name}: must be a whole number, is {values[name]!r}")
                 values[name] = 1
         probe = object.__new__(cls)
         for name in _FIELDS:
-            default = 0 if name in ("block_tokens", "bytes_override") else ""
-            object.__setattr__(probe, name, values.get(name, default))
+            object.__setattr__(probe, name, values.get(name, _COUNTS.get(name, "")))
         faults += probe._faults()
         if faults:
             raise NamespaceError(faults)
@@ -238,8 +261,17 @@ class Namespace:
         return cls.create(**fields)
 
     def canonical(self) -> str:
-        """Canonical JSON: sorted keys, no spaces, ASCII; equal namespaces give equal text."""
-        fields = dataclasses.asdict(self) | {"version": CANONICAL_VERSION}
+        """Canonical JSON: sorted keys, no spaces, ASCII; equal namespaces give equal text.
+
+        Fields that came later are left out where they say nothing, so that the digests of earlier releases stand.
+        """
+        fields: dict[str, Any] = dataclasses.asdict(self) | {"version": CANONICAL_VERSION}
+        if self.part == WHOLE:
+            del fields["part"]
+        for group in fields["groups"]:
+            for name in ("block_tokens", "bytes_override"):
+                if not group[name]:
+                    del group[name]
         return json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
 
     @property
@@ -248,9 +280,48 @@ class Namespace:
         return _digest_of(self)
 
     @property
+    def group(self) -> StateGroup:
+        """The one state group that its blocks hold. ValueError for a namespace of several: ask one of its `parts`."""
+        if self.part == WHOLE and len(self.groups) > 1:
+            raise ValueError(f"{self.short} has {len(self.groups)} state groups in a block; take one of its parts()")
+        return self.groups[max(self.part, 0)]
+
+    def parts(self) -> tuple[Namespace, ...]:
+        """One namespace for each state group, whose blocks are stored, evicted and found on their own (docs/state.md).
+
+        Itself, where there is only one group. Of a part: all of them, itself among them, as far as its `parallel` still says
+        the rank.
+        """
+        return tuple(self.of_group(number) for number in range(len(self.groups)))
+
+    def of_group(self, number: int) -> Namespace:
+        """The part that holds state group `number`. Every part names all groups, so two models never share one by accident.
+
+        MLA state is the same on every tensor-parallel rank: its part has no such split, and is stored once.
+        """
+        if len(self.groups) == 1:
+            return self
+        groups, group = self.groups, self.groups[number]
+        if any(item.block_tokens for item in groups):
+            groups = tuple(dataclasses.replace(item, block_tokens=item.block_tokens or self.block_tokens) for item in groups)
+        return dataclasses.replace(
+            self,
+            groups=groups,
+            part=number,
+            block_tokens=group.block_tokens or self.block_tokens,
+            parallel=without(self.parallel, "tp") if group.kind == StateKind.MLA else self.parallel,
+        )
+
+    def family(self) -> tuple[Namespace, ...]:
+        """It and those of the other ranks of its split, in order of rank; only itself where `parallel` names no split."""
+        return tuple(dataclasses.replace(self, parallel=parallel) for parallel in ranks(self.parallel))
+
+    @property
     def block_bytes(self) -> int:
-        """Bytes of one stored block: the sum over state groups, or `bytes_override`."""
+        """Bytes of one stored block: the sum over state groups, or `bytes_override`; of a part, those of its group."""
         element = DTYPE_BYTES[self.kv_dtype]
+        if self.part != WHOLE:
+            return self.group.block_bytes(self.block_tokens, element)
         return self.bytes_override or sum(group.block_bytes(self.block_tokens, element) for group in self.groups)
 
     @property
@@ -276,7 +347,10 @@ class Namespace:
 
 
 _FIELDS = tuple(field.name for field in dataclasses.fields(Namespace))
-_TEXT_FIELDS = tuple(name for name in _FIELDS if name not in ("block_tokens", "groups", "bytes_override"))
+_COUNTS = {"block_tokens": 0, "bytes_override": 0, "part": WHOLE}
+"""Fields that are whole numbers, with what they are when not given."""
+_TEXT_FIELDS = tuple(name for name in _FIELDS if name not in _COUNTS and name != "groups")
+_GROUP_COUNTS = tuple(field.name for field in dataclasses.fields(StateGroup) if field.name != "kind")
 _TENANT = re.compile(r"none|salt:[0-9a-f]{32}")
 _MEANING = {
     "weights": "same name, other weights: the bytes differ",
@@ -287,6 +361,7 @@ _MEANING = {
     "hash_scheme": "fingerprints are computed differently and can never match",
     "hash_seed": "fingerprints are computed differently and can never match; for vLLM set the same PYTHONHASHSEED everywhere",
     "adapter": "another LoRA adapter",
+    "part": "each holds another state group",
 }
 
 
