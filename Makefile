@@ -42,6 +42,12 @@ test-redis: setup ## Tests with real Redis and Valkey servers, which it installs
 	@tests/redis/install.sh
 	$(BIN)/python -m pytest -q -m redis tests/redis $(ARGS)
 
+test-vllm: setup ## Tests with a real vLLM on CPU, in a virtual environment of its own that is kept (ARGS="-k name")
+	@python=$$(tests/vllm/install.sh $(BIN)/python) && $$python -m pytest -q -m vllm --ignore tests/vllm/test_http.py tests/vllm $(ARGS)
+
+test-vllm-http: setup ## Two vLLM servers, one after the other, with real agents between them
+	@python=$$(tests/vllm/install.sh $(BIN)/python) && $$python -m pytest -q -m vllm tests/vllm/test_http.py $(ARGS)
+
 soak: setup ## Random histories of a simulated cluster (DURATION_S=120; ARGS="--seed 7")
 	$(BIN)/python -m kvdir.testing.sim --duration-s $(DURATION_S) $(ARGS)
 
@@ -109,4 +115,4 @@ wheel: setup ## Build the abi3 wheel into dist/
 clean: ## Remove everything that was built
 	rm -rf $(VENV) $(PEERS) build dist *.egg-info $(NATIVE) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-.PHONY: help setup demo test test-redis soak test-native lint fmt proto verify-proto docs verify-docs check bench fleet bench-read wheel clean
+.PHONY: help setup demo test test-redis test-vllm test-vllm-http soak test-native lint fmt proto verify-proto docs verify-docs check bench fleet bench-read wheel clean

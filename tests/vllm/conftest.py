@@ -1,0 +1,59 @@
+"""For tests with a real vLLM on CPU (`make test-vllm`): what has to be set before vLLM is imported, models, agents, engines.
+
+Several engines live in this one process, one after another: the worker's connector is a singleton of the process.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+VLLM_IS_HERE = importlib.util.find_spec("vllm") is not None
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "TOKENIZERS_PARALLELISM": "false",
+    "OMP_NUM_THREADS": "1",
+}
+if VLLM_IS_HERE:
+    os.environ.update(ENVIRONMENT)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.vllm)
+            item.add_marker(pytest.mark.timeout(180))
+            item.add_marker(pytest.mark.filterwarnings("ignore"))  # vLLM's and torch's own
+
+
+@pytest.fixture(scope="session")
+def shared_memory() -> Iterator[Path]:
+    """A directory on shared memory, for arenas and sockets; gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="kvdir-vllm-", dir="/dev/shm") as path:
+        yield Path(path)
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.vllm.models import make_llama
+
+    return make_llama(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="session")
+def tiny_gemma3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.vllm.models import make_gemma3
+
+    return make_gemma3(tmp_path_factory.mktemp("gemma3"))
