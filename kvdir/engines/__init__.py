@@ -1,1 +1,26 @@
-""""""
+"""Event dialects of engines and routers: bytes in, values out. Pure: no I/O, no clock, no asyncio, no logging.
+
+`decode` translates one message; `Residency` counts what an engine holds; `EngineCursor` follows its numbering; `rfc1527`
+writes the standard envelope. Sockets are kvdir/client/engine_stream.py's. See docs/engines/events.md.
+"""
+
+from kvdir.engines.dialects import DIALECTS, decode
+from kvdir.engines.door import Door
+from kvdir.engines.events import Cleared, DecodedBatch, EngineEvent, Group, Reason, Removed, Stored
+from kvdir.engines.wire import END_SEQ, Frame, read_frame
+
+__all__ = [
+    "DIALECTS",
+    "END_SEQ",
+    "Cleared",
+    "DecodedBatch",
+    "Door",
+    "EngineEvent",
+    "Frame",
+    "Group",
+    "Reason",
+    "Removed",
+    "Stored",
+    "decode",
+    "read_frame",
+]

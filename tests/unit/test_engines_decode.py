@@ -1,0 +1,70 @@
+"""Frames of real engines, and what is made of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvdir.engines import Cleared, Door, Group, Removed, Stored, decode
+from kvdir.errors import InvalidInput
+from kvdir.location import Tier
+from kvdir.namespace import StateKind
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+def golden(name: str) -> list[tuple[str, int, bytes]]:
+    return [(topic, seq, bytes.fromhex(payload)) for topic, seq, payload in json.loads((GOLDEN / name).read_text())]
+
+
+@pytest.mark.parametrize(("name", "width"), [("vllm-0.32-int.json", 8), ("vllm-0.32-bytes.json", 32)])
+def test_every_event_is_taken_when_a_real_engine_sends_it(name: str, width: int) -> None:
+    for _, _, payload in golden(name):
+        batch = decode("vllm", payload)
+        assert not batch.rejected
+        assert batch.dp_rank == 0
+        assert batch.events
+        for event in batch.events:
+            assert isinstance(event, Stored | Removed)
+            assert event.width == width
+            assert event.tier is Tier.GPU
+
+
+def test_a_number_is_the_end_of_the_whole_hash_when_the_same_prompts_were_stored() -> None:
+    numbers = [decode("vllm", payload).events[0] for _, _, payload in golden("vllm-0.32-int.json")]
+    whole = [decode("vllm", payload).events[0] for _, _, payload in golden("vllm-0.32-bytes.json")]
+    first, second = numbers[0], whole[0]
+    assert isinstance(first, Stored)
+    assert isinstance(second, Stored)
+    assert first.packed == b"".join(second.packed[at + 24 : at + 32] for at in range(0, len(second.packed), 32))
+
+
+def test_groups_keep_kind_and_window_when_the_model_is_hybrid() -> None:
+    events = decode("vllm", golden("vllm-0.32-hybrid.json")[0][2]).events
+    groups = [event.group for event in events if isinstance(event, Stored)]
+    assert groups == [
+        Group(0, StateKind.SLIDING_WINDOW, 64),
+        Group(1, StateKind.SLIDING_WINDOW, 64),
+        Group(2, StateKind.FULL, 0),
+    ]
+
+
+def test_the_door_asks_once_when_a_sequence_begins() -> None:
+    asked: list[tuple[int, int, bytes]] = []
+
+    def fits(tokens: object, block_tokens: int, first_hash: bytes) -> str:
+        asked.append((len(tokens), block_tokens, first_hash))  # type: ignore[arg-type]
+        return "the seed differs"
+
+    door = Door(fits)
+    mismatches = [decode("vllm", payload, door=door).mismatch for _, _, payload in golden("vllm-0.32-int.json")]
+    assert len(asked) == 1
+    assert asked[0][:2] == (32, 32)
+    assert [text for text in mismatches if text] == ["the seed differs"]
+
+
+def test_an_unknown_dialect_is_refused_when_decoding() -> None:
+    with pytest.raises(InvalidInput, match="one of vllm"):
+        decode("trtllm", b"\x90")
