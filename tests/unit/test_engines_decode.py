@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvdir.engines import Cleared, Door, Group, Removed, Stored, decode
+from kvdir.engines import Cleared, Door, Group, Stored, decode
 from kvdir.errors import InvalidInput
 from kvdir.location import Tier
 from kvdir.namespace import StateKind
@@ -26,10 +26,8 @@ def test_every_event_is_taken_when_a_real_engine_sends_it(name: str, width: int)
         assert not batch.rejected
         assert batch.dp_rank == 0
         assert batch.events
-        for event in batch.events:
-            assert isinstance(event, Stored | Removed)
-            assert event.width == width
-            assert event.tier is Tier.GPU
+        blocks = [event for event in batch.events if not isinstance(event, Cleared)]
+        assert {(event.width, event.tier) for event in blocks} <= {(width, Tier.GPU)}
 
 
 def test_a_number_is_the_end_of_the_whole_hash_when_the_same_prompts_were_stored() -> None:
