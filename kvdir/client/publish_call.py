@@ -1,6 +1,6 @@
 """One connection of an owner's stream to one coordinator, from Hello to its end. Protocol: proto/kvdir/v1/events.proto.
 
-One writer decides what goes out next, in this order: what was asked for (a changed hello, "replay unavailable"), a
+One writer decides what goes out next, in this order: a changed hello, a new doubt, what was asked for ("replay unavailable"), a
 heartbeat that is due, the next chunk of a snapshot, the next batch under credit. One reader takes what the coordinator says.
 Interleaving: reader and writer share state between awaits only, on one loop; a request for replay that arrives while a
 batch is being written moves the sender's position, and the next batch comes from there.
@@ -19,7 +19,7 @@ from typing import Any
 
 import grpc.aio
 
-from kvdir.core.event import Event, EvictRequest, EvictResult, HeartbeatFigures, SnapshotChunk
+from kvdir.core.event import NO_DOUBT, Doubt, Event, EvictRequest, EvictResult, HeartbeatFigures, SnapshotChunk
 from kvdir.core.outbox import OwnerOutbox
 from kvdir.core.sender import StreamSender
 from kvdir.core.snapshot import snapshot_chunks
@@ -60,11 +60,17 @@ class PublisherIdentity:
 Evict = Callable[[EvictRequest], EvictResult]
 
 
+def vouches() -> Doubt:
+    """Of an owner that always knows what it holds."""
+    return NO_DOUBT
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """Where the contents come from. snapshot: (at_seq, all that is held as of it), taken at one moment. heartbeat: of now.
 
     chunk_blocks: of one message of a snapshot. evict: does what a quota asks, at once; None: never evicts on request.
+    doubt: of now.
     """
 
     outbox: OwnerOutbox
@@ -72,6 +78,7 @@ class Source:
     heartbeat: Callable[[], HeartbeatFigures]
     chunk_blocks: int = 8192
     evict: Evict | None = None
+    doubt: Callable[[], Doubt] = vouches
 
 
 @dataclass(slots=True)
@@ -148,7 +155,7 @@ class PublishCall:
         async with asyncio.timeout(self._silence_s) as patience:
             self._patience = patience
             hello_seq = self._source.outbox.last_seq
-            await self._call.write(self._hello(hello_seq))
+            await self._call.write(self._hello(hello_seq, self._sender.introduced(self._source.doubt())))
             if not self._open(await self._read(), hello_seq):
                 return
             reader = asyncio.create_task(self._listen())
@@ -161,7 +168,7 @@ class PublishCall:
             if isinstance(result, Exception):
                 raise result
 
-    def _hello(self, last_seq: int) -> events_pb2.PublishRequest:
+    def _hello(self, last_seq: int, doubt: Doubt = NO_DOUBT) -> events_pb2.PublishRequest:
         identity, self._wishes.identity_changed = self._wishes.identity, False
         return encode_hello(
             node=identity.node,
@@ -171,6 +178,7 @@ class PublishCall:
             started_unix_ms=identity.started_unix_ms,
             namespaces=identity.namespaces,
             agent_version=identity.agent_version,
+            doubt=doubt,
         )
 
     def _open(self, response: events_pb2.PublishResponse | None, hello_seq: int) -> bool:
@@ -266,6 +274,8 @@ class PublishCall:
         while not (self._ended or self._wishes.step_back):
             if self._wishes.identity_changed:
                 await self._call.write(self._hello(self._source.outbox.last_seq))
+            elif self._newly_in_doubt:
+                await self._write_figures()
             elif self._asked:
                 await self._call.write(self._asked.popleft())
             elif self._wishes.leave:
@@ -280,10 +290,17 @@ class PublishCall:
     async def _write_heartbeat(self) -> None:
         # The owner's counts go along only when every event before them was sent: so send those first, within reason.
         for _ in range(_FLUSHED_BATCHES):
-            if self._chunks is not None or not await self._write_batch():
+            if self._chunks is not None or self._newly_in_doubt or not await self._write_batch():
                 break
+        await self._write_figures()
+
+    @property
+    def _newly_in_doubt(self) -> bool:
+        return self._sender.newly_in(self._source.doubt())
+
+    async def _write_figures(self) -> None:
         self._counters.heartbeats += 1
-        heartbeat = self._sender.heartbeat(self._source.heartbeat())
+        heartbeat = self._sender.heartbeat(self._source.heartbeat(), self._source.doubt())
         await self._call.write(encode_heartbeat(self._epoch, heartbeat))
 
     async def _write_chunk(self) -> bool:

@@ -19,9 +19,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from kvdir.client.publish_call import Evict, PublishCall, PublishCounters, PublisherIdentity, Source, Wishes
+from kvdir.client.publish_call import Evict, PublishCall, PublishCounters, PublisherIdentity, Source, Wishes, vouches
 from kvdir.client.standby import Standby
-from kvdir.core.event import Event, HeartbeatFigures
+from kvdir.core.event import Doubt, Event, HeartbeatFigures
 from kvdir.core.outbox import OwnerOutbox
 from kvdir.core.sender import StreamSender
 from kvdir.errors import KvdirError
@@ -83,7 +83,7 @@ class PublisherStats:
 
 
 class Publisher:
-    """See the module docstring. snapshot, heartbeat, evict: see publish_call.Source; all are called on the event loop.
+    """See the module docstring. snapshot, heartbeat, evict, doubt: see publish_call.Source; all are called on the event loop.
 
     loss: share of batches to drop after they were numbered, to try out loss; replayed ones are dropped alike.
     silence_s: a coordinator that does not answer for so long is given up and connected to again.
@@ -111,9 +111,10 @@ class Publisher:
         evict: Evict | None = None,
         dial: Dial | None = None,
         standby: Standby | None = None,
+        doubt: Callable[[], Doubt] = vouches,
     ) -> None:
         self._address = address
-        self._source = Source(outbox, snapshot, heartbeat, chunk_blocks, evict)
+        self._source = Source(outbox, snapshot, heartbeat, chunk_blocks, evict, doubt)
         self._sender = StreamSender(outbox)
         self._wishes = Wishes(identity)
         self._counters = PublishCounters()
@@ -142,6 +143,10 @@ class Publisher:
             identity.agent_version,
         )
         self._wishes.identity_changed = True
+        self._wishes.wake.set()
+
+    def doubted(self) -> None:
+        """The owner's doubt has changed: tell it now. Call it before the first event that is newer than a doubt is appended."""
         self._wishes.wake.set()
 
     def leave(self) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from kvdir.core.event import NO_DOUBT, Doubt
 from kvdir.core.namespaces import Announced
 from kvdir.core.node import Stream
 from kvdir.core.repair import RepairPolicy
@@ -47,6 +48,7 @@ class Hello:
     peer_address: str = ""
     started_unix_ms: int = 0
     namespaces: tuple[Announced, ...] = ()
+    doubt: Doubt = NO_DOUBT
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,7 @@ class Directory:
             self.story.note(now_s, hello.node, hello.epoch, Kind.REGISTERED, f"at {hello.peer_address or '?'}")
         self._mender.discard_fresh(stream)
         self._speaks(stream, now_s)
-        refused = self.announce(stream, hello)
+        refused = self.announce(stream, hello, now_s=now_s)
         self._connections += 1
         stream.connection, stream.opened_s, stream.compared = self._connections, now_s, False
         resume_seq = stream.cursor.open(hello.last_seq, now_s=now_s)
@@ -125,8 +125,9 @@ class Directory:
         node = self.nodes[name] = Node(name, slot)
         return node
 
-    def announce(self, stream: Stream, hello: Hello) -> tuple[str, ...]:
-        """Namespaces and address of a stream, also in the middle of a call. Returns what was refused, in words."""
+    def announce(self, stream: Stream, hello: Hello, *, now_s: float) -> tuple[str, ...]:
+        """Namespaces, address and doubt of a stream, also in the middle of a call. Returns what was refused, in words."""
+        stream.cursor.doubted(hello.doubt, now_s=now_s)
         stream.peer_address, stream.started_unix_ms = hello.peer_address, hello.started_unix_ms
         stream.untold = True
         refused = []
@@ -137,6 +138,7 @@ class Directory:
             else:
                 stream.namespaces |= {announced.digest}
         self.counters.namespaces_refused += len(refused)
+        self._mirrors.state(stream, now_s)
         return tuple(refused)
 
     def batch(self, stream: Stream, first_seq: int, events: Sequence[Event], *, now_s: float) -> None:
@@ -162,6 +164,7 @@ class Directory:
         """Liveness, convergent figures, tail loss, and the owner's own counts held against ours."""
         if not self._speaks(stream, now_s):
             return
+        stream.cursor.doubted(heartbeat.doubt, now_s=now_s)
         stream.cursor.heartbeat(heartbeat.last_seq, now_s=now_s)
         stream.figures, stream.heartbeat_s = replace(heartbeat.figures, counts=None), now_s
         stream.dropped_events = heartbeat.dropped_events

@@ -103,6 +103,28 @@ class HeartbeatFigures:
     read_bytes_per_s: int = 0
 
 
+class Doubt(NamedTuple):
+    """Why an owner cannot vouch for what it says it holds, or no longer than until now could not.
+
+    number: how often that has changed, so that a statement that comes late undoes no newer one. lasts: it still cannot.
+    """
+
+    number: int = 0
+    words: str = ""
+    lasts: bool = False
+
+    def begun(self, words: str) -> Doubt:
+        """From now on, for this reason."""
+        return self if self.lasts and self.words == words else Doubt(self.number + 1, words, True)
+
+    def ended(self) -> Doubt:
+        """It vouches again."""
+        return Doubt(self.number + 1, self.words) if self.lasts else self
+
+
+NO_DOUBT = Doubt()
+
+
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
     """last_seq: everything up to it was sent before this heartbeat, or is lost. figures.counts are as of last_seq."""
@@ -110,6 +132,7 @@ class Heartbeat:
     last_seq: int
     figures: HeartbeatFigures
     dropped_events: int = 0
+    doubt: Doubt = NO_DOUBT
 
 
 @dataclass(frozen=True, slots=True)

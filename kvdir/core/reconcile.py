@@ -26,7 +26,7 @@ from kvdir.core.ingest import Ingest
 from kvdir.core.node import HolderKey, Stream
 from kvdir.core.repair import Ask, Chance
 from kvdir.core.sketches import SketchPart, SketchStatement
-from kvdir.location import StreamState, Tier
+from kvdir.location import Tier
 
 _TIERS = frozenset(int(tier) for tier in Tier)
 _DIGEST_BYTES = 16
@@ -65,14 +65,14 @@ class Reconciler:
             stream.sketchable = digests
         if cursor.top_seq != heartbeat.last_seq:
             return
-        if not digests and (cursor.state is not StreamState.SYNCED or cursor.applied_seq != heartbeat.last_seq):
+        if not digests and (not cursor.complete or cursor.applied_seq != heartbeat.last_seq):
             return
         stream.suspects = frozenset(self._differing(stream, stated))
         if not stream.suspects:
             self._agreed(stream, heartbeat.last_seq, digests=digests, now_s=now_s)
         elif cursor.applied_seq == heartbeat.last_seq:
             key = min(stream.suspects)
-            surprised = cursor.state is StreamState.SYNCED
+            surprised = cursor.complete
             self.contradictions += surprised  # once, not with every heartbeat until it is repaired
             cursor.contradicted(_words(stated.get(key), stream.holders.get(key)), now_s=now_s)
             if surprised and any(key in stream.holders and stream.holders[key].partial for key in stream.suspects):

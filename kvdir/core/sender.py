@@ -3,7 +3,8 @@
 Rules: events are sent in order and never skipped willingly. A request for replay moves the position back, and sending simply
 goes on from there, so nothing newer comes in between (the rule of order in stream.py). A snapshot moves it behind at_seq.
 Credit: at most `credit` numbers above the last acknowledged one are under way; what is sent again costs none, the
-transport's own flow control paces it. No I/O: client/publisher.py is the shell around it.
+transport's own flow control paces it. A doubt is told before any event that is newer, its end behind every event that is
+older. No I/O: client/publisher.py is the shell around it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from kvdir.core.event import Batch, Heartbeat, HeartbeatFigures
+from kvdir.core.event import NO_DOUBT, Batch, Doubt, Heartbeat, HeartbeatFigures
 from kvdir.core.outbox import OwnerOutbox
 from kvdir.core.sketches import SketchStatement
 
@@ -27,6 +28,7 @@ class StreamSender:
         self._sent_seq = 0
         self._acked_seq = 0
         self._credit = 0
+        self._told = NO_DOUBT
         self.skipped_events = 0
         self.replays = 0
 
@@ -93,11 +95,28 @@ class StreamSender:
             return None
         return sketches.statement(request_id, self._outbox.last_seq, cells=cells, wanted=parts)
 
-    def heartbeat(self, figures: HeartbeatFigures) -> Heartbeat:
+    def introduced(self, doubt: Doubt) -> Doubt:
+        """What the first message of a call says of a doubt: all of it, since that announces every number up to now."""
+        self._told = doubt
+        return doubt
+
+    def newly_in(self, doubt: Doubt) -> bool:
+        """Whether a heartbeat has to go out before the next event."""
+        said = self._statement(doubt)
+        return said.lasts and said != self._told
+
+    def _statement(self, doubt: Doubt) -> Doubt:
+        if doubt.lasts or self.caught_up or doubt == self._told:
+            return doubt
+        before = Doubt(doubt.number - 1, doubt.words, True)  # it ended with an event that is still to be sent
+        return before if before.number > self._told.number else self._told
+
+    def heartbeat(self, figures: HeartbeatFigures, doubt: Doubt = NO_DOUBT) -> Heartbeat:
         """A heartbeat for now. Counts and digests are as of the outbox's last event: they go out only when we stand there."""
+        self._told = self._statement(doubt)
         sketches = self._outbox.sketches
         if not self.caught_up:
             figures = replace(figures, counts=None)
         elif sketches is not None:
             figures = replace(figures, counts=sketches.stated(figures.counts))
-        return Heartbeat(self.position, figures, self._outbox.dropped_events + self.skipped_events)
+        return Heartbeat(self.position, figures, self._outbox.dropped_events + self.skipped_events, self._told)

@@ -148,6 +148,7 @@ class SharedStream:
 
     def heartbeat(self, heartbeat: Heartbeat, *, now_s: float) -> bool:
         """Takes it in; returns whether the store's counts are wanted (`counted`) before anything is concluded from it."""
+        self.cursor.doubted(heartbeat.doubt, now_s=now_s)
         self.cursor.heartbeat(heartbeat.last_seq, now_s=now_s)
         counts = heartbeat.figures.counts
         self.figures, self.heartbeat_s, self.dropped_events = heartbeat.figures, now_s, heartbeat.dropped_events
@@ -157,7 +158,7 @@ class SharedStream:
         keyed = (((count.namespace_digest, count.tier), count) for count in counts)
         self.owner_counts = {key: count for key, count in keyed if key[0] in self.namespaces and key[1] in _TIERS}
         self.owner_counts_seq = heartbeat.last_seq
-        self._comparable = self.cursor.state is StreamState.SYNCED and self.cursor.applied_seq == heartbeat.last_seq
+        self._comparable = self.cursor.complete and self.cursor.applied_seq == heartbeat.last_seq
         return self._comparable and (bool(self._differing()) or now_s - self._recounted_s >= RECOUNT_S)
 
     def listed(self, shown: Mapping[int, bool], *, now_s: float) -> None:

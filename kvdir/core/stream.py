@@ -12,12 +12,14 @@ bring back what a later `removed` took, because that `removed` is applied again 
 
 A snapshot replaces everything and sets next_seq to at_seq + 1, whatever arrived beyond: that will be replayed. A sketch or an
 equal digest as of at_seq does the same, but only if nothing beyond at_seq arrived (reconcile.py says why).
-Only `synced` (nothing missing, nothing damaged, heard lately) makes cumulative figures trusted; time alone never does.
+Only `synced` (nothing missing, nothing damaged, no doubt of the owner's own, heard lately) makes cumulative figures trusted;
+time alone never does. A doubt is a gap that nobody here can close: nothing is asked for on its account, no repair ends it.
 Source of the states: docs/protocol.md. No clock here: `now_s` is monotonic seconds.
 """
 
 from __future__ import annotations
 
+from kvdir.core.event import NO_DOUBT, Doubt
 from kvdir.core.holes import Holes
 from kvdir.core.repair import Ask, Chance, Repair, RepairPolicy, RepairTally, Tallies
 from kvdir.location import StreamState
@@ -28,6 +30,7 @@ class StreamCursor:
 
     __slots__ = (
         "_damage",
+        "_doubt",
         "_holes",
         "_level",
         "_repair",
@@ -69,6 +72,7 @@ class StreamCursor:
         self._top_seq = 0
         self._holes = Holes()
         self._damage = ""
+        self._doubt = NO_DOUBT
         self._wanted = False
         self._stale = False
         self._repair = Repair(policy, tallies)
@@ -122,7 +126,7 @@ class StreamCursor:
 
     @property
     def complete(self) -> bool:
-        """Nothing is missing or in doubt: what was applied is the owner's state as of applied_seq, whatever its age."""
+        """Nothing is missing or damaged: what was applied is the owner's word as of applied_seq, however old or doubted."""
         return self._caught_up
 
     def repairing(self, ask: Ask) -> bool:
@@ -142,6 +146,8 @@ class StreamCursor:
         parts = []
         if self._stale:
             parts.append("not heard within the limit")
+        if self._doubt.lasts:
+            parts.append(self._doubt.words)
         if self._repair.running:
             parts.append(self._repair.words)
         if self._damage:
@@ -220,6 +226,12 @@ class StreamCursor:
         """Everything up to last_seq was sent, or is lost: so the loss of the last event shows."""
         self._missed(last_seq)
         self._heard(now_s)
+
+    def doubted(self, doubt: Doubt, *, now_s: float) -> None:
+        """The owner says whether it vouches for its own word; older statements than the last one are passed over."""
+        if doubt.number > self._doubt.number:
+            self._doubt = doubt
+            self._settle(now_s)
 
     def asked(self, ask: Ask, number: int, *, now_s: float) -> None:
         """What `tick` wanted goes out under this number."""
@@ -354,11 +366,11 @@ class StreamCursor:
         elif self._stale:
             state = StreamState.STALE
         elif caught_up:
-            state = StreamState.SYNCED
+            state = StreamState.GAP if self._doubt.lasts else StreamState.SYNCED
         else:
             state = StreamState.REPAIRING if self._repair.running else StreamState.GAP
-        self._level = state is StreamState.SYNCED
-        self.settled = self._level and not self._wanted
+        self._level = caught_up and state in (StreamState.SYNCED, StreamState.GAP)
+        self.settled = state is StreamState.SYNCED and not self._wanted
         if state is self.state:
             return
         if state is StreamState.SYNCED:

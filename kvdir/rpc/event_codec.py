@@ -9,7 +9,18 @@ from collections.abc import Iterable
 
 from kvdir.core.directory import Hello
 from kvdir.core.effects import RequestSketch
-from kvdir.core.event import Batch, Event, EvictRequest, EvictResult, Heartbeat, HeartbeatFigures, OwnerCount, SnapshotChunk
+from kvdir.core.event import (
+    NO_DOUBT,
+    Batch,
+    Doubt,
+    Event,
+    EvictRequest,
+    EvictResult,
+    Heartbeat,
+    HeartbeatFigures,
+    OwnerCount,
+    SnapshotChunk,
+)
 from kvdir.core.feedback import StaleReport
 from kvdir.core.namespaces import Announced
 from kvdir.core.sketches import SketchPart, SketchStatement
@@ -82,7 +93,15 @@ def decode_heartbeat(heartbeat: events_pb2.Heartbeat) -> Heartbeat:
         heartbeat.oldest_use_ms,
         heartbeat.read_bytes_per_s,
     )
-    return Heartbeat(heartbeat.last_seq, figures, heartbeat.dropped_events)
+    return Heartbeat(heartbeat.last_seq, figures, heartbeat.dropped_events, _decode_doubt(heartbeat.doubt))
+
+
+def _decode_doubt(doubt: events_pb2.Doubt) -> Doubt:
+    return Doubt(doubt.number, doubt.words, bool(doubt.words)) if doubt.number else NO_DOUBT
+
+
+def _encode_doubt(doubt: Doubt) -> events_pb2.Doubt | None:
+    return events_pb2.Doubt(number=doubt.number, words=doubt.words if doubt.lasts else "") if doubt.number else None
 
 
 def encode_heartbeat(epoch: int, heartbeat: Heartbeat) -> events_pb2.PublishRequest:
@@ -106,6 +125,7 @@ def encode_heartbeat(epoch: int, heartbeat: Heartbeat) -> events_pb2.PublishRequ
             counted=figures.counts is not None,
             oldest_use_ms=figures.oldest_use_ms,
             read_bytes_per_s=figures.read_bytes_per_s,
+            doubt=_encode_doubt(heartbeat.doubt),
         )
     )
 
@@ -162,6 +182,7 @@ def decode_hello(hello: events_pb2.Hello) -> Hello:
         peer_address=hello.peer_address,
         started_unix_ms=hello.started_unix_ms,
         namespaces=tuple(Announced(item.digest, item.canonical_json, item.block_bytes) for item in hello.namespaces),
+        doubt=_decode_doubt(hello.doubt),
     )
 
 
@@ -174,6 +195,7 @@ def encode_hello(
     started_unix_ms: int,
     namespaces: Iterable[Namespace],
     agent_version: str,
+    doubt: Doubt = NO_DOUBT,
 ) -> events_pb2.PublishRequest:
     return events_pb2.PublishRequest(
         hello=events_pb2.Hello(
@@ -185,6 +207,7 @@ def encode_hello(
             started_unix_ms=started_unix_ms,
             namespaces=[encode_namespace(namespace) for namespace in namespaces],
             agent_version=agent_version,
+            doubt=_encode_doubt(doubt),
         )
     )
 

@@ -121,7 +121,7 @@ class EventsService(events_pb2_grpc.EventsServicer):
             elif kind == "evict_result":
                 coordinator.evicted(stream, decode_evict_result(message))
             elif kind == "hello":
-                _log_refused(stream.node, directory.announce(stream, decode_hello(message)))
+                _log_refused(stream.node, directory.announce(stream, decode_hello(message), now_s=now_s))
             elif kind == "goodbye":
                 directory.goodbye(stream, now_s=now_s)
                 coordinator.execute(directory.take_effects())

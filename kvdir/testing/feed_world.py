@@ -26,7 +26,8 @@ from kvdir.fingerprint import Fingerprints
 from kvdir.location import NodeTrust, Tier
 from kvdir.rpc.watch_codec import decode_response, encode_item, encode_response
 from kvdir.testing.fake_region import FakeReader, FakeRegion
-from kvdir.testing.stream_world import DIGEST, KINDS, MISHAPS, NODES, TIERS, UNIVERSE, World
+from kvdir.testing.stream_owner import DIGEST, TIERS, UNIVERSE
+from kvdir.testing.stream_world import KINDS, MISHAPS, NODES, World
 
 SKEW_S = -777.0
 """What the replica's clock is ahead of the coordinator's."""

@@ -7,33 +7,26 @@ number, so that any figure that claims to be trusted can be held against the tru
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvdir.core.directory import Directory, Hello, Limits, Refused, Welcomed
 from kvdir.core.effects import Effect, Fence, RequestReplay, RequestSketch, RequestSnapshot
-from kvdir.core.event import Batch, Event, Heartbeat, HeartbeatFigures, OwnerCount, SnapshotChunk
+from kvdir.core.event import Batch, Heartbeat, SnapshotChunk
 from kvdir.core.feedback import StaleReport
 from kvdir.core.inspect import faults, node_views
 from kvdir.core.namespaces import Announced
 from kvdir.core.node import Stream
-from kvdir.core.outbox import OwnerOutbox
 from kvdir.core.repair import RepairPolicy
-from kvdir.core.sender import StreamSender
-from kvdir.core.sketches import OwnerSketches, SketchPart, SketchStatement
-from kvdir.core.snapshot import snapshot_chunks
+from kvdir.core.sketches import SketchStatement
 from kvdir.fingerprint import Fingerprints
-from kvdir.index import Sketch, open_index
+from kvdir.index import open_index
 from kvdir.location import StreamState, Tier
 from kvdir.testing.fake_node import EXAMPLE_NAMESPACE
+from kvdir.testing.stream_owner import DIGEST, TIERS, UNIVERSE, Held, Link, Owner, new_sketch
 
-DIGEST = EXAMPLE_NAMESPACE.digest
 ANNOUNCED = Announced(DIGEST, EXAMPLE_NAMESPACE.canonical().encode(), EXAMPLE_NAMESPACE.block_bytes)
-UNIVERSE = [number.to_bytes(8, "little") for number in range(1, 5)]
-TIERS = (Tier.CPU, Tier.DISK)
 NODES = ("a", "b")
-KINDS = ("stored", "stored", "stored", "removed", "removed", "cleared", "unheard")
+KINDS = ("stored", "stored", "stored", "removed", "removed", "cleared", "unheard", "engine loses", "engine empties")
 MISHAPS = (
     "message vanishes", "reconnect", "late delivery", "owner restarts", "zombie returns", "silence", "snapshot wanted",
     "coordinator restarts", "sketch damaged", "directory wrong",
@@ -46,102 +39,6 @@ LIMITS = Limits(
     repair=RepairPolicy(idle_s=0.5, total_s=5.0, retry_base_s=0.1, retry_max_s=1.0, spacing_s=0.1),
 )
 HEALING_HEARTBEATS = 40
-
-Held = frozenset[tuple[bytes, Tier]]
-
-
-@dataclass(eq=False)
-class Link:
-    """One connection: messages towards the coordinator, in order. `number` as the directory gave it."""
-
-    stream: Stream
-    number: int
-    messages: deque[Any] = field(default_factory=deque)
-
-
-def _new_sketch() -> Sketch:
-    return Sketch(64)
-
-
-def _damaged(statement: SketchStatement, how: int) -> SketchStatement:
-    """Garbage of one kind or another, such as no honest owner sends."""
-    part, *rest = statement.parts
-    kinds: tuple[tuple[SketchPart, ...], ...] = (
-        (replace(part, encoded=part.encoded[:-1] or b"x"),),
-        (replace(part, encoded=Sketch(128).encode()),),
-        (replace(part, blocks=part.blocks + 1),),
-        (replace(part, digest=bytes(15)),),
-        (part, part),
-        (replace(part, encoded=b""),),
-    )
-    return replace(statement, parts=(*kinds[how % 6], *rest))
-
-
-class Owner:
-    """One epoch of a node: what it holds, and what it held at every sequence number."""
-
-    def __init__(self, node: str, epoch: int, held: Held, *, ring_events: int, sketches: bool) -> None:
-        self.node, self.epoch = node, epoch
-        self.outbox = OwnerOutbox(max_events=ring_events, sketches=OwnerSketches(_new_sketch) if sketches else None)
-        self.asked: RequestSketch | None = None
-        self.damages: int | None = None
-        self.sender = StreamSender(self.outbox, max_batch_events=2)
-        self.link: Link | None = None
-        self.held: Held = frozenset()
-        self.truth: list[Held] = [self.held]
-        for tier in TIERS:
-            self.change("stored", tier, frozenset(block for block, at in held if at is tier))
-
-    def change(self, kind: str, tier: Tier, picks: frozenset[bytes]) -> None:
-        before = self.held
-        self._change(kind, tier, picks)
-        exact = kind == "cleared" or (kind != "unheard" and len(before ^ self.held) == len(picks))
-        if self.outbox.sketches is not None and not exact:
-            self.outbox.sketches.restate(self._entries())
-        self.truth.append(self.held)
-
-    def _change(self, kind: str, tier: Tier, picks: frozenset[bytes]) -> None:
-        chosen, packed = frozenset((pick, tier) for pick in picks), Fingerprints.of(sorted(picks))
-        match kind:
-            case "stored":
-                self.held |= chosen
-                self.outbox.append(Event.stored(tier, DIGEST, packed))
-            case "removed":
-                self.held -= chosen
-                self.outbox.append(Event.removed(tier, DIGEST, packed))
-            case "cleared":
-                self.held = frozenset(item for item in self.held if item[1] is not tier)
-                self.outbox.append(Event.cleared(tier, DIGEST if len(picks) % 2 else b""))
-            case "unheard":  # the owner's own queue lost the event
-                self.held ^= chosen
-                self.outbox.lose()
-
-    def _entries(self) -> list[Event]:
-        return [
-            Event.stored(tier, DIGEST, Fingerprints.of(blocks))
-            for tier in TIERS
-            if (blocks := [block for block, at in self.held if at is tier])
-        ]
-
-    def sketch(self) -> list[SketchStatement]:
-        """The answer that is due, if every event was sent."""
-        request = self.asked
-        if request is None or not self.sender.caught_up:
-            return []
-        self.asked = None
-        statement = self.sender.sketch(request.request_id, cells=request.cells, parts=request.parts)
-        if statement and statement.parts and self.damages is not None:
-            statement, self.damages = _damaged(statement, self.damages), None
-        return [statement] if statement else []
-
-    def snapshot(self, snapshot_id: int) -> list[SnapshotChunk]:
-        entries = self._entries()
-        self.sender.snapshot_taken(self.outbox.last_seq)
-        return list(snapshot_chunks(snapshot_id, self.outbox.last_seq, entries, max_blocks=1))
-
-    def figures(self, *, counted: bool) -> HeartbeatFigures:
-        counts = tuple(OwnerCount(DIGEST, tier, sum(at is tier for _, at in self.held)) for tier in TIERS)
-        return HeartbeatFigures(counts=counts if counted else None)
 
 
 class World:
@@ -167,14 +64,14 @@ class World:
         """Into the connection, some batches lost before it."""
         owner = self.owners[node]
         link = owner.link or self._connect(owner)
+        owner.tell(link.messages)
         for drop in lost:
             batch = owner.sender.next_batch()
             if batch is not None and not drop:
                 link.messages.append(batch)
         link.messages.extend(owner.sketch())
         if heartbeat:
-            said = owner.sender.heartbeat(owner.figures(counted=counted))
-            link.messages.append(said if counted else replace(said, figures=HeartbeatFigures()))
+            link.messages.append(owner.heartbeat(counted=counted))
 
     def deliver(self, node: str, count: int, *, twice: bool = False) -> None:
         link = self.owners[node].link
@@ -206,7 +103,10 @@ class World:
         match kind:
             case "message vanishes":  # although its connection lives: harsher than gRPC is
                 if owner.link and owner.link.messages:
-                    del owner.link.messages[pick % len(owner.link.messages)]
+                    at = pick % len(owner.link.messages)
+                    message = owner.link.messages[at]
+                    if not (isinstance(message, Heartbeat) and message.doubt.number):  # what nothing can make up for
+                        del owner.link.messages[at]
             case "reconnect":
                 self._cut(owner)
                 self._connect(owner)
@@ -259,6 +159,9 @@ class World:
     def heal(self) -> None:
         """The network works again: everything is true within HEALING_HEARTBEATS, half a second apart."""
         self.ghosts.clear()
+        for owner in self.owners.values():
+            if owner.doubt.lasts:
+                owner.change("engine empties", TIERS[0], frozenset())
         for _ in range(HEALING_HEARTBEATS):
             for owner in self.owners.values():
                 link = owner.link or self._connect(owner)
@@ -299,7 +202,7 @@ class World:
     # -- plumbing --------------------------------------------------------------------------------------------------------
 
     def _new_directory(self) -> Directory:
-        return Directory(open_index(seed=1), _new_sketch, LIMITS, now_s=self.now_s)
+        return Directory(open_index(seed=1), new_sketch, LIMITS, now_s=self.now_s)
 
     def _new_owner(self, node: str, held: Held) -> Owner:
         self.epochs += 1
@@ -307,7 +210,15 @@ class World:
 
     def _hello(self, owner: Owner) -> Welcomed | Refused:
         # started_unix_ms runs backwards: no order may be taken from anybody's clock.
-        hello = Hello(owner.node, owner.epoch, owner.outbox.last_seq, "host:1", 10_000 - owner.epoch, (ANNOUNCED,))
+        hello = Hello(
+            owner.node,
+            owner.epoch,
+            owner.outbox.last_seq,
+            "host:1",
+            10_000 - owner.epoch,
+            (ANNOUNCED,),
+            owner.sender.introduced(owner.doubt),
+        )
         outcome = self.directory.hello(hello, now_s=self.now_s)
         self._execute(self.directory.take_effects(), lose_requests=False)
         return outcome
@@ -353,8 +264,10 @@ class World:
                         owner.link.messages.append("replay unavailable")
                 case RequestSketch() if not lose_requests:
                     owner.asked = effect
+                    owner.tell(owner.link.messages)
                     owner.link.messages.extend(owner.sketch())
                 case RequestSnapshot() if not lose_requests:
+                    owner.tell(owner.link.messages)
                     owner.link.messages.extend(owner.snapshot(effect.snapshot_id))
 
     def _healed(self, owner: Owner) -> bool:

@@ -39,7 +39,7 @@ class PublishRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotChunk, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., replay_unavailable: _Optional[_Union[ReplayUnavailable, _Mapping]] = ..., sketch: _Optional[_Union[Sketch, _Mapping]] = ..., evict_result: _Optional[_Union[EvictResult, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "node", "epoch", "started_unix_ms", "peer_address", "last_seq", "namespaces", "agent_version")
+    __slots__ = ("protocol_version", "node", "epoch", "started_unix_ms", "peer_address", "last_seq", "namespaces", "agent_version", "doubt")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -48,6 +48,7 @@ class Hello(_message.Message):
     LAST_SEQ_FIELD_NUMBER: _ClassVar[int]
     NAMESPACES_FIELD_NUMBER: _ClassVar[int]
     AGENT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    DOUBT_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     node: str
     epoch: int
@@ -56,7 +57,16 @@ class Hello(_message.Message):
     last_seq: int
     namespaces: _containers.RepeatedCompositeFieldContainer[_common_pb2.Namespace]
     agent_version: str
-    def __init__(self, protocol_version: _Optional[int] = ..., node: _Optional[str] = ..., epoch: _Optional[int] = ..., started_unix_ms: _Optional[int] = ..., peer_address: _Optional[str] = ..., last_seq: _Optional[int] = ..., namespaces: _Optional[_Iterable[_Union[_common_pb2.Namespace, _Mapping]]] = ..., agent_version: _Optional[str] = ...) -> None: ...
+    doubt: Doubt
+    def __init__(self, protocol_version: _Optional[int] = ..., node: _Optional[str] = ..., epoch: _Optional[int] = ..., started_unix_ms: _Optional[int] = ..., peer_address: _Optional[str] = ..., last_seq: _Optional[int] = ..., namespaces: _Optional[_Iterable[_Union[_common_pb2.Namespace, _Mapping]]] = ..., agent_version: _Optional[str] = ..., doubt: _Optional[_Union[Doubt, _Mapping]] = ...) -> None: ...
+
+class Doubt(_message.Message):
+    __slots__ = ("number", "words")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    WORDS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    words: str
+    def __init__(self, number: _Optional[int] = ..., words: _Optional[str] = ...) -> None: ...
 
 class Batch(_message.Message):
     __slots__ = ("epoch", "first_seq", "events", "replay")
@@ -103,8 +113,8 @@ class Heartbeat(_message.Message):
     counted: bool
     oldest_use_ms: int
     read_bytes_per_s: int
-    doubt: str
-    def __init__(self, epoch: _Optional[int] = ..., last_seq: _Optional[int] = ..., used_bytes: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., dropped_events: _Optional[int] = ..., counts: _Optional[_Iterable[_Union[OwnerCount, _Mapping]]] = ..., counted: bool = ..., oldest_use_ms: _Optional[int] = ..., read_bytes_per_s: _Optional[int] = ..., doubt: _Optional[str] = ...) -> None: ...
+    doubt: Doubt
+    def __init__(self, epoch: _Optional[int] = ..., last_seq: _Optional[int] = ..., used_bytes: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., dropped_events: _Optional[int] = ..., counts: _Optional[_Iterable[_Union[OwnerCount, _Mapping]]] = ..., counted: bool = ..., oldest_use_ms: _Optional[int] = ..., read_bytes_per_s: _Optional[int] = ..., doubt: _Optional[_Union[Doubt, _Mapping]] = ...) -> None: ...
 
 class OwnerCount(_message.Message):
     __slots__ = ("namespace_digest", "tier", "blocks", "digest")

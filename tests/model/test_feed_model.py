@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from kvdir.testing.feed_world import FeedWorld, random_move
-from kvdir.testing.stream_world import KINDS, MISHAPS, NODES, TIERS, UNIVERSE
+from kvdir.testing.stream_owner import TIERS, UNIVERSE
+from kvdir.testing.stream_world import KINDS, MISHAPS, NODES
 
 CHANGE = st.tuples(
     st.sampled_from(KINDS), st.sampled_from(TIERS), st.frozensets(st.sampled_from(UNIVERSE), min_size=1, max_size=2)
@@ -111,7 +112,7 @@ def test_random_courses_cut_off_resume_and_begin_anew() -> None:
     ends = resumes = snapshots = 0
     for seed in range(25):
         rng = random.Random(seed)
-        world = FeedWorld(8, log_bytes=2_000)
+        world = FeedWorld(8, log_bytes=1_600)
         for _ in range(60):
             random_move(world, rng)
             [world.call, world.hang_up, world.say, world.say, world.hear, world.catch_up][rng.randrange(6)]()

@@ -9,7 +9,8 @@ import pytest
 from kvdir.core.directory import Directory
 from kvdir.location import Tier
 from kvdir.testing.checked_mirror import CheckedMirror
-from kvdir.testing.stream_world import KINDS, MISHAPS, NODES, TIERS, UNIVERSE, World
+from kvdir.testing.stream_owner import TIERS, UNIVERSE
+from kvdir.testing.stream_world import KINDS, MISHAPS, NODES, World
 
 
 class MirroredWorld(World):

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from kvdir.location import Tier
-from kvdir.testing.stream_world import KINDS, MISHAPS, NODES, TIERS, UNIVERSE, World
+from kvdir.testing.stream_owner import TIERS, UNIVERSE
+from kvdir.testing.stream_world import KINDS, MISHAPS, NODES, World
 
 CHANGE = st.tuples(
     st.sampled_from(KINDS), st.sampled_from(TIERS), st.frozensets(st.sampled_from(UNIVERSE), min_size=1, max_size=2)

@@ -389,4 +389,4 @@ def test_namespaces_are_refused_when_they_cannot_be_believed() -> None:
     assert len(outcome.refused_namespaces) == 3
     assert len(directory.namespaces) == 1
     other = Announced(b"1" * 32, good.canonical, good.block_bytes)
-    assert "max_namespaces" in directory.announce(outcome.stream, Hello("n1", 1, 0, namespaces=(other,)))[0]
+    assert "max_namespaces" in directory.announce(outcome.stream, Hello("n1", 1, 0, namespaces=(other,)), now_s=0.0)[0]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
-from kvdir.core.event import Batch, Event, EventKind, Heartbeat, HeartbeatFigures, OwnerCount, SnapshotChunk
+from kvdir.core.event import NO_DOUBT, Batch, Event, EventKind, Heartbeat, HeartbeatFigures, OwnerCount, SnapshotChunk
 from kvdir.core.feedback import Feedback, StaleReport
 from kvdir.core.fleet import SavedNode
 from kvdir.core.namespaces import Announced, NamespaceTable
@@ -265,3 +266,17 @@ def test_stream_is_not_synced_while_the_store_does_not_take_what_came():
     trust = stream.trust(0.0)
     assert (trust.state, trust.reason) == (StreamState.GAP, "the store is away: it is down")
     assert not stream.view(0.0).holdings
+
+
+def test_stream_is_untrusted_and_compared_all_the_same_when_its_owner_is_in_doubt():
+    stream = _stream()
+    doubt = NO_DOUBT.begun("the engine lost events")
+    batches = [Batch(1, (_stored(3),))]
+    stream.commit(batches, now_s=0.0)
+    _hold(stream, 3)
+    assert stream.heartbeat(replace(_heartbeat(1, blocks=3), doubt=doubt), now_s=40.0)  # the store is asked as ever
+    assert (stream.state, stream.view(40.0).trust.reason) == (StreamState.GAP, doubt.words)
+    assert not stream.view(40.0).holdings[0].blocks.trusted
+    assert stream.tick(now_s=41.0, stale_after_s=9.0, may_snapshot=True) is None
+    stream.heartbeat(replace(_heartbeat(1, blocks=3), doubt=doubt.ended()), now_s=42.0)
+    assert stream.state is StreamState.SYNCED

@@ -211,8 +211,9 @@ class Session:
         return group
 
     async def announce(self, hello: Hello) -> None:
-        """Namespaces and address."""
+        """Namespaces, address and doubt."""
         stream = self.stream
+        stream.cursor.doubted(hello.doubt, now_s=time.monotonic())
         stream.peer_address, stream.started_unix_ms = hello.peer_address, hello.started_unix_ms
         for announced in hello.namespaces:
             fault = await self._link.announce(announced)
