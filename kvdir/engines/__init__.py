@@ -4,23 +4,30 @@
 writes the standard envelope. Sockets are kvdir/client/engine_stream.py's. See docs/engines/events.md.
 """
 
-from kvdir.engines.dialects import DIALECTS, decode
+from kvdir.engines.dialects import COUNTS_COPIES, DIALECTS, decode
 from kvdir.engines.door import Door
 from kvdir.engines.events import Cleared, DecodedBatch, EngineEvent, Group, Reason, Removed, Stored
+from kvdir.engines.parts import EngineIdentity, told_scheme
+from kvdir.engines.residency import Applied, Residency
 from kvdir.engines.wire import END_SEQ, Frame, read_frame
 
 __all__ = [
+    "COUNTS_COPIES",
     "DIALECTS",
     "END_SEQ",
+    "Applied",
     "Cleared",
     "DecodedBatch",
     "Door",
     "EngineEvent",
+    "EngineIdentity",
     "Frame",
     "Group",
     "Reason",
     "Removed",
+    "Residency",
     "Stored",
     "decode",
     "read_frame",
+    "told_scheme",
 ]

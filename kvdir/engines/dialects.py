@@ -20,6 +20,10 @@ Read = Callable[[bytes | msgspec.Raw, dict[Reason, int], Door | None], EngineEve
 
 DIALECTS: Mapping[str, Read] = {"vllm": vllm.read, "sglang": sglang.read}
 
+COUNTS_COPIES = frozenset({"vllm"})
+"""Dialects in which a block stored twice must be removed twice. The others tell of a set: SGLang's tree has each page once per
+tier, Dynamo's relay passes on the last removal only, Mooncake's master repeats what it holds."""
+
 
 def decode(dialect: str, payload: bytes, *, door: Door | None = None) -> DecodedBatch:
     """One message. dialect: a name in DIALECTS (InvalidInput otherwise). door: asked until it is settled."""
