@@ -6,8 +6,8 @@ BIN := $(VENV)/bin
 PEERS := .venv-peers
 # Without its dependencies, which are gigabytes of torch and CUDA that the nixl plane does not need.
 NIXL := nixl-cu12==1.5.1
-NATIVE_SOURCES := $(wildcard kvdir/index/csrc/*.[ch]pp peer_agent/csrc/*.[ch]pp peer_agent/mover/csrc/*.[ch]pp third_party/xxhash/*.h)
-NATIVE := kvdir/index/_native.abi3.so peer_agent/_native.abi3.so peer_agent/mover/_ucx.abi3.so
+NATIVE_SOURCES := $(wildcard kvdir/index/csrc/*.[ch]pp kvdir/hashing/csrc/*.[ch]pp peer_agent/csrc/*.[ch]pp peer_agent/mover/csrc/*.[ch]pp third_party/xxhash/*.h)
+NATIVE := kvdir/index/_native.abi3.so kvdir/hashing/_native.abi3.so peer_agent/_native.abi3.so peer_agent/mover/_ucx.abi3.so
 PROTOS := $(sort $(wildcard proto/*/v1/*.proto))
 ARGS ?=
 DURATION_S ?= 60
@@ -53,6 +53,7 @@ soak: setup ## Random histories of a simulated cluster (DURATION_S=120; ARGS="--
 
 test-native: ## C++ cores alone, under AddressSanitizer and UBSan
 	$(MAKE) -C tests/native test
+	$(MAKE) -C tests/native/hashing test
 	$(MAKE) -C tests/native/movers test
 	$(MAKE) -C tests/native/ucx test
 

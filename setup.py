@@ -36,6 +36,7 @@ def extension(name: str, source_dir: str) -> Extension:
 setup(
     ext_modules=[
         extension("kvdir.index._native", "kvdir/index/csrc"),
+        extension("kvdir.hashing._native", "kvdir/hashing/csrc"),
         extension("peer_agent._native", "peer_agent/csrc"),
         extension("peer_agent.mover._ucx", "peer_agent/mover/csrc"),
     ],

@@ -1,6 +1,6 @@
 """Packed fingerprints: the content identities of consecutive blocks, in one bytes object.
 
-Rules: never a list of ints across a boundary; width is 8, 16 or 32 bytes; standard library only.
+Rules: never a list of ints across a boundary; width is 8, 16 or 32 bytes; standard library only, but for `from_tokens`.
 """
 
 from __future__ import annotations
@@ -8,8 +8,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from kvdir.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from kvdir.hashing.tokens import Tokens
 
 WIDTHS = (8, 16, 32)
 
@@ -49,6 +53,23 @@ class Fingerprints:
             previous = hashlib.blake2b(previous + part, digest_size=32, person=b"kvdir-chain").digest()
             out.append(previous)
         return cls(b"".join(out), 32)
+
+    @classmethod
+    def from_tokens(
+        cls,
+        tokens: Tokens,
+        *,
+        scheme: str,
+        block_tokens: int,
+        seed: str = "builtin",
+        extra: Sequence[Any] | None = None,
+        root: bytes | None = None,
+        model: str = "",
+    ) -> Fingerprints:
+        """Of the whole blocks of a prompt, as the engine of that scheme computes them; see kvdir.hashing.fingerprints."""
+        from kvdir.hashing import fingerprints
+
+        return fingerprints(tokens, scheme=scheme, block_tokens=block_tokens, seed=seed, extra=extra, root=root, model=model)
 
     def __len__(self) -> int:
         return len(self.packed) // self.width
