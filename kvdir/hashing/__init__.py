@@ -12,13 +12,14 @@ docs/hashing.md.
 from kvdir.hashing.chain import fingerprints
 from kvdir.hashing.extra import vllm_extra
 from kvdir.hashing.probing import explain_mismatch, probe
-from kvdir.hashing.schemes import BUILTIN, LOW64, OPAQUE, SCHEMES, Scheme, parse
+from kvdir.hashing.schemes import BUILTIN, LOW64, OPAQUE, SCHEMES, Naming, Scheme, parse
 
 __all__ = [
     "BUILTIN",
     "LOW64",
     "OPAQUE",
     "SCHEMES",
+    "Naming",
     "Scheme",
     "explain_mismatch",
     "fingerprints",

@@ -30,19 +30,25 @@ def fingerprints(
     """Of the whole blocks of `tokens`; a last block that is not full has none, as in engines.
 
     scheme: as in a namespace's hash_scheme; with `:low64` the result has 8 bytes each, of chains that are computed whole.
-    seed: as in hash_seed. extra: extra keys of each whole block. root: the fingerprint of the block before these, to continue
-    a chain; whole, so never one of 64 bits of a wider scheme. model: what llm-d's root is made of, as its router knows it;
-    others do without. Numbers of 64-bit schemes are stored big endian. Raises InvalidInput, in words; Unsupported where a
-    package is missing.
+    seed: as in hash_seed. extra: extra keys of each hash, so of each whole block. root: the fingerprint of the block before
+    these, to continue a chain; whole, so never one of 64 bits of a wider scheme. model: what llm-d's root is made of, as its
+    router knows it; others do without. Numbers of 64-bit schemes are stored big endian. Raises InvalidInput, in words;
+    Unsupported where a package is missing.
     """
-    chosen, low64 = parse(scheme)
+    naming = parse(scheme)
+    chosen, every = naming.scheme, naming.every_tokens or block_tokens
     if not isinstance(block_tokens, int) or not 1 <= block_tokens <= MOST_BLOCK_TOKENS:
         raise InvalidInput(f"block_tokens must be between 1 and {MOST_BLOCK_TOKENS}, is {block_tokens!r}")
+    if block_tokens % every:
+        raise InvalidInput(f"hash scheme {scheme!r} has no hash at the end of a block of {block_tokens} tokens: not a multiple")
     array = as_tokens(tokens)
-    blocks = len(array) // block_tokens
-    parent = root_of(chosen, seed, block_tokens=block_tokens, model=model) if root is None else _checked_root(chosen, root)
-    packed = _hash_blocks(chosen, array[: blocks * block_tokens], block_tokens, parent, extra, seed_number(chosen, seed))
-    return Fingerprints(_told(packed, chosen), 8) if low64 else Fingerprints(packed, chosen.width)
+    array = array[: len(array) // block_tokens * block_tokens]
+    parent = root_of(chosen, seed, block_tokens=every, model=model) if root is None else _checked_root(chosen, root)
+    packed = _hash_blocks(chosen, array, every, parent, extra, seed_number(chosen, seed))
+    wide = np.frombuffer(packed, np.uint8).reshape(-1, chosen.width)[block_tokens // every - 1 :: block_tokens // every]
+    if naming.low64:
+        wide = wide[:, :8] if chosen.told == "first" else wide[:, -8:]
+    return Fingerprints(packed if wide.nbytes == len(packed) else wide.tobytes(), wide.shape[1])
 
 
 def _checked_root(scheme: Scheme, root: bytes) -> bytes:
@@ -65,9 +71,3 @@ def _hash_blocks(
         return _native.hash_blocks(scheme.chain, tokens, block_tokens, root=root, extras=tails, extra_ends=ends, seed=seed)
     except ValueError as error:
         raise InvalidInput(str(error)) from error
-
-
-def _told(packed: bytes, scheme: Scheme) -> bytes:
-    """The 64 bits of each that the project's events carry."""
-    wide = np.frombuffer(packed, np.uint8).reshape(-1, scheme.width)
-    return (wide[:, :8] if scheme.told == "first" else wide[:, -8:]).tobytes()

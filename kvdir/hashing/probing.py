@@ -15,7 +15,7 @@ import numpy.typing as npt
 from kvdir.errors import InvalidInput, Unsupported
 from kvdir.hashing.chain import fingerprints
 from kvdir.hashing.extra import ExtraKeys
-from kvdir.hashing.schemes import BUILTIN, LOW64, SCHEMES, Seeding, parse
+from kvdir.hashing.schemes import BUILTIN, LOW64, SCHEMES, Scheme, Seeding, parse
 from kvdir.hashing.tokens import Tokens
 
 _SEEDS = (BUILTIN, "0", "1", "42", "123", "1234", "random")
@@ -69,7 +69,7 @@ def explain_mismatch(
 
     Also "" where `scheme` and `seed` cannot be computed here (`opaque`, names of others), so that nothing can be compared.
     tokens: of one first block, with its `extra` keys; None: those of the probe, for which other block sizes are tried, too.
-    Costs up to a millisecond or two when they differ.
+    Costs up to some ten milliseconds when they differ.
     """
     ours = _Way(scheme, seed, block_tokens)
     wanted = ours.first(tokens, extra, model)
@@ -87,25 +87,38 @@ def explain_mismatch(
 
 
 def _other_ways(ours: _Way, width: int, *, sizes: tuple[int, ...]) -> Iterator[_Way]:
-    """Of fingerprints with this width, likely ones first: what differs in one thing, then in all."""
-    schemes = sorted(
-        (name if known.width == width else name + LOW64)
-        for name, known in SCHEMES.items()
-        if known.width == width or (width == 8 < known.width)
-    )
-    schemes.sort(key=lambda name: name.removesuffix(LOW64) != ours.scheme.removesuffix(LOW64))
+    """Of fingerprints with this width, likely ones first: another seed, another scheme, hashes after fewer tokens, other
+    blocks.
+    """
+    mine = parse(ours.scheme)
+    schemes = [scheme for scheme in SCHEMES.values() if scheme.width == width or width == 8 < scheme.width]
+    schemes.sort(key=lambda scheme: scheme is not mine.scheme)
     seeds = dict.fromkeys((ours.seed, *_SEEDS))
-    for size in dict.fromkeys((ours.block_tokens, *sizes)):
+    for every, size in dict.fromkeys(_spans(mine.every_tokens, ours.block_tokens, sizes)):
         for scheme in schemes:
-            seeded = parse(scheme)[0].seeding is not Seeding.NONE
-            for seed in seeds if seeded else (BUILTIN,):
-                yield _Way(scheme, seed, size)
+            for seed in (BUILTIN,) if scheme.seeding is Seeding.NONE else seeds:
+                yield _Way(_name(scheme, every, low64=scheme.width != width), seed, size)
+
+
+def _spans(every: int, block_tokens: int, sizes: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """(tokens for each hash or 0 for a block, tokens of a block)"""
+    yield every, block_tokens
+    yield 0, block_tokens
+    for size in sizes:
+        if size < block_tokens and block_tokens % size == 0:
+            yield size, block_tokens
+    for size in sizes:
+        yield 0, size
+
+
+def _name(scheme: Scheme, every: int, *, low64: bool) -> str:
+    return scheme.name + (f"@{every}" if every else "") + (LOW64 if low64 else "")
 
 
 def _advice(ours: _Way, theirs: _Way) -> str:
     fixes, lines = [], []
     if theirs.block_tokens != ours.block_tokens:
-        fixes.append(f"give the engine blocks of {ours.block_tokens} tokens")
+        fixes.append(f"give it blocks of {ours.block_tokens} tokens")
         lines.append(f"block_tokens = {theirs.block_tokens}")
     if theirs.scheme != ours.scheme:
         fixes.append(_scheme_fix(ours.scheme, theirs.scheme))
@@ -114,15 +127,18 @@ def _advice(ours: _Way, theirs: _Way) -> str:
         fixes.append("start it without PYTHONHASHSEED" if ours.seed == BUILTIN else f"start it with PYTHONHASHSEED={ours.seed}")
         lines.append(f'hash_seed = "{theirs.seed}"')
     return (
-        f"It is what {theirs.scheme} with hash_seed {theirs.seed!r} and {theirs.block_tokens} tokens a block gives. Either "
-        f"{' and '.join(fixes)}, or write {', '.join(lines)} into the namespace of every node"
+        f"It is what {theirs.scheme} with hash_seed {theirs.seed!r} and {theirs.block_tokens} tokens a block gives. For the "
+        f"engine: {' and '.join(fixes)}. Or write {', '.join(lines)} into the namespace of every node"
     )
 
 
 def _scheme_fix(ours: str, theirs: str) -> str:
-    if theirs == ours + LOW64:
-        return "let the engine tell whole hashes (vLLM: VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0)"
-    return f"let the engine use {parse(ours)[0].setting}"
+    mine, other = parse(ours), parse(theirs)
+    if mine.scheme is not other.scheme:
+        return f"let it use {mine.scheme.setting}"
+    if mine.low64 != other.low64:
+        return f"let it tell {'64 bits of' if mine.low64 else 'whole'} hashes (vLLM: VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES)"
+    return f"let it make hashes after every {mine.every_tokens} tokens" if mine.every_tokens else "let it make one hash a block"
 
 
 def _no_advice(width: int) -> str:

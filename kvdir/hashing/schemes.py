@@ -1,8 +1,9 @@
 """The table of schemes: names as they stand in a namespace's hash_scheme, widths, and what each is to its project.
 
-Rules: a name never changes its meaning; what a project changes gets a new name. A suffix `:low64` says that only the 64 bits
-which the engine's events carry are known (Scheme.told). `opaque` is a scheme that nobody here can compute: accepted, never
-computed.
+Rules: a name never changes its meaning; what a project changes gets a new name. `@16` after it says that hashes are made after
+every 16 tokens where blocks have more: a block's fingerprint is the hash at its end. A suffix `:low64` says that only the 64
+bits which the engine's events carry are known (Scheme.told). `opaque` is a scheme that nobody here can compute: accepted,
+never computed.
 """
 
 from __future__ import annotations
@@ -107,18 +108,29 @@ _ALL = (
 SCHEMES: Mapping[str, Scheme] = MappingProxyType({scheme.name: scheme for scheme in _ALL})
 
 
-def parse(name: str) -> tuple[Scheme, bool]:
-    """The scheme of a hash_scheme, and whether only its low 64 bits are known. Raises InvalidInput in words for any other
-    name.
+@dataclass(frozen=True, slots=True)
+class Naming:
+    """What a hash_scheme says: the scheme, whether only 64 bits are known, and after how many tokens a hash is made (0:
+    blocks).
     """
-    base = name.removesuffix(LOW64)
+
+    scheme: Scheme
+    low64: bool
+    every_tokens: int
+
+
+def parse(name: str) -> Naming:
+    """A hash_scheme, `scheme[@tokens][:low64]`. Raises InvalidInput in words for any other text."""
+    base, at, every = name.removesuffix(LOW64).partition("@")
     if base == OPAQUE:
         raise InvalidInput(f"hash scheme {name!r} is known to nobody: such fingerprints can be matched, not computed")
     scheme = SCHEMES.get(base)
     if scheme is None:
         raise InvalidInput(
-            f"hash scheme {name!r} is unknown; one of {', '.join(SCHEMES)}, with {LOW64} after those of more than 64 bits"
+            f"hash scheme {name!r} is unknown; one of {', '.join(SCHEMES)}, with {LOW64} where only 64 bits are known"
         )
-    if base != name and scheme.width == 8:
+    if at and not (every.isascii() and every.isdigit() and int(every) > 0):
+        raise InvalidInput(f"hash scheme {name!r}: after @ comes the number of tokens for each hash, such as {base}@16")
+    if name.endswith(LOW64) and scheme.width == 8:
         raise InvalidInput(f"hash scheme {name!r}: {base} has 64 bits and no others; write it without {LOW64}")
-    return scheme, base != name
+    return Naming(scheme, name.endswith(LOW64), int(every or 0))

@@ -55,6 +55,7 @@ class Engine:
         deadline_s: float = DEADLINE_S,
         check: bool = False,
         prefill_tokens_per_s: float = 0.0,
+        probe: bytes = b"",
         device: Device | None = None,
     ) -> None:
         self.address = address
@@ -62,7 +63,7 @@ class Engine:
         self.name = engine
         self._deadline_s = deadline_s
         self._check = check
-        self._prefill_tokens_per_s = prefill_tokens_per_s
+        self._hello = attach_request(namespace, engine=engine, prefill_tokens_per_s=prefill_tokens_per_s, probe=probe)
         self._device = device
         self._copier = DeviceCopier(device) if device is not None else None
         self._channel = grpc.aio.insecure_channel(address, options=client_options())
@@ -344,10 +345,7 @@ class Engine:
 
     async def _attach(self) -> None:
         """Runs until there is a session or a reason why not; waits for an absent agent."""
-        call = self._call = self._stub.Attach(
-            attach_request(self.namespace, engine=self.name, prefill_tokens_per_s=self._prefill_tokens_per_s),
-            wait_for_ready=True,
-        )
+        call = self._call = self._stub.Attach(self._hello, wait_for_ready=True)
         try:
             answer = await call.read()
             if answer is grpc.aio.EOF:
@@ -370,19 +368,15 @@ async def connect(
     deadline_s: float = DEADLINE_S,
     check: bool = False,
     prefill_tokens_per_s: float = 0.0,
+    probe: bytes = b"",
     device: Device | None = None,
     timeout_s: float = 5.0,
 ) -> Engine:
     """See peer_agent.client.engine.connect."""
     made = Engine(
-        address,
-        namespace=namespace,
-        engine=engine,
-        deadline_s=deadline_s,
-        check=check,
-        prefill_tokens_per_s=prefill_tokens_per_s,
-        device=device,
-    )
+        address, namespace=namespace, engine=engine, deadline_s=deadline_s, check=check,
+        prefill_tokens_per_s=prefill_tokens_per_s, probe=probe, device=device,
+    )  # fmt: skip
     try:
         if timeout_s:
             await made.attach(timeout_s=timeout_s)

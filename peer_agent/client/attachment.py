@@ -53,14 +53,17 @@ _COPY_OUTCOMES = {ReadStatus.CORRUPT: LoadStatus.CORRUPT, ReadStatus.LATE: LoadS
 """Of a block that was here and could not be copied out; any other reason means that it was replaced meanwhile: stale."""
 
 
-def attach_request(namespace: Namespace, *, engine: str, prefill_tokens_per_s: float) -> engine_pb2.AttachRequest:
-    """engine: for logs and metrics; "" stands for this process."""
+def attach_request(
+    namespace: Namespace, *, engine: str, prefill_tokens_per_s: float, probe: bytes = b""
+) -> engine_pb2.AttachRequest:
+    """engine: for logs and metrics; "" stands for this process. probe: see peer_agent.client.engine.Engine."""
     return engine_pb2.AttachRequest(
         protocol_version=PROTOCOL_VERSION,
         engine=engine or f"pid-{os.getpid()}",
         namespace_digest=namespace.digest,
         namespace_canonical_json=namespace.canonical().encode(),
         prefill_tokens_per_s=prefill_tokens_per_s,
+        probe=probe,
     )
 
 

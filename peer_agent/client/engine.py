@@ -53,6 +53,7 @@ class Engine:
     check: compare each payload's XXH3-64 when it is copied out, on top of header and generation (finds rotten memory).
     prefill_tokens_per_s: how fast this engine recomputes, so that blocks which cost more time than they save stay where they
     are (LoadStatus.SKIPPED); 0: the agent's namespace file may say it, else every hit is worth fetching.
+    probe: this engine's own fingerprint of the tokens 1, 2, ... block_tokens, which the agent checks (docs/hashing.md).
     device: of DeviceBlocks that `store` and `load` get; the agent's memory is page-locked for it.
     """
 
@@ -65,6 +66,7 @@ class Engine:
         deadline_s: float = DEADLINE_S,
         check: bool = False,
         prefill_tokens_per_s: float = 0.0,
+        probe: bytes = b"",
         device: Device | None = None,
     ) -> None:
         self.address = address
@@ -72,7 +74,7 @@ class Engine:
         self.name = engine
         self._deadline_s = deadline_s
         self._check = check
-        self._prefill_tokens_per_s = prefill_tokens_per_s
+        self._hello = attach_request(namespace, engine=engine, prefill_tokens_per_s=prefill_tokens_per_s, probe=probe)
         self._device = device
         self._copier = DeviceCopier(device) if device is not None else None
         self._channel = grpc.insecure_channel(address, options=client_options())
@@ -330,10 +332,7 @@ class Engine:
     def _attach(self) -> None:
         """Runs in a thread until there is a session or a reason why not; `close` cancels it. Waits for an absent agent."""
         try:
-            call = self._stub.Attach(
-                attach_request(self.namespace, engine=self.name, prefill_tokens_per_s=self._prefill_tokens_per_s),
-                wait_for_ready=True,
-            )
+            call = self._stub.Attach(self._hello, wait_for_ready=True)
         except ValueError:
             return  # gRPC's word for a channel closed meanwhile
         with self._lock:
@@ -373,24 +372,20 @@ def connect(
     deadline_s: float = DEADLINE_S,
     check: bool = False,
     prefill_tokens_per_s: float = 0.0,
+    probe: bytes = b"",
     device: Device | None = None,
     timeout_s: float = 5.0,
 ) -> Engine:
     """An engine attached to the agent at `address`, such as "unix:/dev/shm/kvdir-node1.sock".
 
-    Waits up to timeout_s. Raises UnknownNamespace, with the differences to the nearest namespace the agent serves, and
-    Unavailable when nobody answers. timeout_s=0 does not wait and does not raise: the engine attaches when the agent is
-    there, and sees misses until then.
+    Waits up to timeout_s. Raises UnknownNamespace, with the differences to the nearest namespace the agent serves,
+    InvalidInput when the probe shows that the engine hashes otherwise, and Unavailable when nobody answers. timeout_s=0 does
+    not wait and does not raise: the engine attaches when the agent is there, and sees misses until then.
     """
     made = Engine(
-        address,
-        namespace=namespace,
-        engine=engine,
-        deadline_s=deadline_s,
-        check=check,
-        prefill_tokens_per_s=prefill_tokens_per_s,
-        device=device,
-    )
+        address, namespace=namespace, engine=engine, deadline_s=deadline_s, check=check,
+        prefill_tokens_per_s=prefill_tokens_per_s, probe=probe, device=device,
+    )  # fmt: skip
     try:
         if timeout_s:
             made.attach(timeout_s=timeout_s)

@@ -28,7 +28,7 @@ from peer_agent.server.device_calls import STAGE_TIME_SHARE, DeviceCalls
 from peer_agent.server.explaining import explanation_json
 from peer_agent.server.identity import Identity, Limits
 from peer_agent.server.load import Directory
-from peer_agent.server.namespaces import explain_unknown
+from peer_agent.server.namespaces import check_probe, explain_unknown
 from peer_agent.server.reader import Reader
 from peer_agent.server.staging import Stager
 from peer_agent.server.store import Store
@@ -95,6 +95,7 @@ class EngineService(DeviceCalls):
         if namespace is None:
             known = self._store.namespaces.values()
             raise UnknownNamespace(explain_unknown(request.namespace_digest, request.namespace_canonical_json, known))
+        check_probe(request.probe, namespace)
         told = request.prefill_tokens_per_s
         if not 0 <= told < float("inf"):
             raise InvalidInput(f"prefill_tokens_per_s must be a positive number, or 0 when it is not known; is {told}")

@@ -1,4 +1,5 @@
-"""The namespaces of an agent, from their files; and the words for an engine whose namespace is none of them.
+"""The namespaces of an agent, from their files; and the words for an engine whose namespace is none of them, or hashes
+otherwise.
 
 A file is TOML or JSON with the fields of kvdir.Namespace, and optionally `share` (its part of the arena relative to the
 others, default 1), `prefill_tokens_per_s` (of engines that do not say it themselves) and `tenant_salt` or `tenant_salt_file`.
@@ -14,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvdir.errors import ConfigError, NamespaceError
+from kvdir.errors import ConfigError, InvalidInput, NamespaceError
+from kvdir.hashing import explain_mismatch
 from kvdir.namespace import Namespace
 
 
@@ -66,6 +68,24 @@ def _positive(fields: dict[str, Any], name: str, *, default: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
         raise ValueError(f"{name}: must be a positive number, is {value!r}")
     return float(value)
+
+
+def check_probe(probe: bytes, namespace: Namespace) -> None:
+    """Raises InvalidInput, with what to set, if an engine's fingerprint of the probe is not what the namespace's scheme gives.
+
+    An empty probe, and schemes that cannot be computed here (`opaque`, names of others), are let through.
+    """
+    if not probe:
+        return
+    words = explain_mismatch(
+        probe,
+        scheme=namespace.hash_scheme,
+        seed=namespace.hash_seed,
+        block_tokens=namespace.block_tokens,
+        model=namespace.model,
+    )
+    if words:
+        raise InvalidInput(f"namespace {namespace.short}: {words}")
 
 
 def explain_unknown(digest: bytes, canonical: bytes, known: Iterable[Namespace]) -> str:

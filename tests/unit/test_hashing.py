@@ -177,6 +177,15 @@ def test_every_input_changes_the_fingerprint(scheme: str) -> None:
     assert len(set(variants)) == len(variants)
 
 
+@pytest.mark.parametrize("low64", ["", LOW64])
+def test_block_of_several_hashes_has_the_last_one(low64: str) -> None:
+    fine = fingerprints(range(200), scheme="vllm:sha256_cbor" + low64, block_tokens=16)
+    coarse = fingerprints(range(200), scheme="vllm:sha256_cbor@16" + low64, block_tokens=64)
+    assert list(coarse) == [fine[3], fine[7], fine[11]]
+    salted = fingerprints(range(64), scheme="vllm:sha256@16", block_tokens=32, extra=vllm_extra(4, cache_salt="s"))
+    assert list(salted) == as_vllm_does("vllm:sha256", range(64), 16, "vllm-none-hash", vllm_extra(4, cache_salt="s"))[1::2]
+
+
 def test_from_tokens_is_the_same() -> None:
     found = kvdir.Fingerprints.from_tokens(range(64), scheme="vllm:sha256_cbor", block_tokens=16, seed="0")
     assert found == fingerprints(range(64), scheme="vllm:sha256_cbor", block_tokens=16, seed="0")

@@ -82,6 +82,15 @@ def test_block_tokens_out_of_range_are_refused(block_tokens: Any) -> None:
     assert "block_tokens" in refusal(block_tokens=block_tokens)
 
 
+@pytest.mark.parametrize("scheme", ["vllm:sha256@", "vllm:sha256@0", "vllm:sha256@x", "vllm:sha256@-1"])
+def test_hash_every_no_tokens_is_refused(scheme: str) -> None:
+    assert "vllm:sha256@16" in refusal(scheme=scheme)
+
+
+def test_hashes_that_do_not_end_where_blocks_end_are_refused() -> None:
+    assert "not a multiple" in refusal(scheme="vllm:sha256@16", block_tokens=24)
+
+
 def test_roots_of_another_width_are_refused() -> None:
     assert "64 bits of it do not suffice" in refusal(root=bytes(8))
     assert "whole fingerprint" in refusal(root=bytes(16))
@@ -174,7 +183,14 @@ def test_another_block_size_is_found_by_the_probe() -> None:
 
 def test_64_bits_in_place_of_whole_fingerprints_are_found() -> None:
     words = explained(probe("vllm:sha256_cbor:low64", "builtin", 16))
-    assert "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0" in words
+    assert "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES" in words
+
+
+def test_hashes_after_fewer_tokens_than_a_block_are_found() -> None:
+    words = explained(probe("vllm:sha256_cbor@16", "0", 64), block_tokens=64)
+    assert 'write hash_scheme = "vllm:sha256_cbor@16", hash_seed = "0" into' in words
+    words = explained(probe("vllm:sha256_cbor", "builtin", 64), scheme="vllm:sha256_cbor@16", block_tokens=64)
+    assert 'write hash_scheme = "vllm:sha256_cbor" into' in words
 
 
 def test_another_scheme_is_found_from_a_first_block_of_any_tokens() -> None:
@@ -191,4 +207,4 @@ def test_a_seed_nobody_can_know_is_explained() -> None:
 
 
 def test_names_of_schemes_fit_into_a_namespace() -> None:
-    assert all(parse(name)[0].name == name for name in SCHEMES)
+    assert all(parse(name).scheme.name == name for name in SCHEMES)
