@@ -166,17 +166,14 @@ def lookup(
       kvdir lookup 3f2a --file prompt.fps --width 16
     """
     from kvdir.core.answer import LookupMode
-    from kvdir.fingerprint import Fingerprints
     from kvdir.location import MinTrust
 
-    if bool(fingerprints) == bool(file):
-        raise click.UsageError("give fingerprints in hex, or --file, not both")
-    asked = Fingerprints(file.read_bytes(), int(width)) if file else Fingerprints.of([_hex(text) for text in fingerprints])
+    asked = asked_fingerprints(fingerprints, file, int(width))
     mode, wanted = LookupMode.PREFIX if prefix else LookupMode.SPARSE, MinTrust[min_trust.upper().replace("-", "_")]
     if region:
         answer = _lookup_in_region(region, namespace, asked, mode=mode, min_trust=wanted)
     else:
-        answer = client.lookup(_namespace_digest(client, namespace), asked, mode=mode, min_trust=wanted)
+        answer = client.lookup(namespace_digest(client, namespace), asked, mode=mode, min_trust=wanted)
     runs = [
         (run.start, run.count, [f"{answer.nodes[node].node}/{tier.name.lower()}" for node, tier in run.holders])
         for run in answer
@@ -233,7 +230,7 @@ def dump(client: Client, namespace: str, node: str, limit: int, output: str) -> 
 
     Blocks are shown by the 64-bit key that the index keeps of them, not by fingerprint.
     """
-    digest = _namespace_digest(client, namespace) if namespace else b""
+    digest = namespace_digest(client, namespace) if namespace else b""
     blocks = _blocks(client.dump(namespace_digest=digest, node=node), limit)
     emit_items(blocks, key="blocks", line=lambda block: f"{block['key']}  {' '.join(block['holders'])}", output=output)
 
@@ -340,6 +337,15 @@ def figure(value: Cumulative) -> str:
     return f"{'' if value.trusted else '~'}{value.value:,}"
 
 
+def asked_fingerprints(texts: tuple[str, ...], file: Path | None, width: int) -> Fingerprints:
+    """From the command line: in hex, or packed in a file with this width."""
+    from kvdir.fingerprint import Fingerprints
+
+    if bool(texts) == bool(file):
+        raise click.UsageError("give fingerprints in hex, or --file, not both")
+    return Fingerprints(file.read_bytes(), width) if file else Fingerprints.of([_hex(text) for text in texts])
+
+
 def _hex(text: str) -> bytes:
     try:
         return bytes.fromhex(text)
@@ -347,7 +353,7 @@ def _hex(text: str) -> bytes:
         raise InvalidInput(f"{text!r} is not hexadecimal") from None
 
 
-def _namespace_digest(client: Client, text: str) -> bytes:
+def namespace_digest(client: Client, text: str) -> bytes:
     """From a whole digest or an unambiguous beginning of one that the coordinator knows."""
     if len(text) == 64:
         return _hex(text)

@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -29,10 +29,11 @@ from kvdir.core.answer import Lookup, LookupMode
 from kvdir.core.digests import DigestsView
 from kvdir.core.feedback import Feedback, StaleReport, combined
 from kvdir.core.quota_views import QuotasView
+from kvdir.core.score import WEIGHTS, ScorePart, Scores
 from kvdir.core.views import DumpPart, NodeView, StatusView, SumsView
 from kvdir.errors import DeadlineExceeded, KvdirError, Unavailable, UnknownNamespace
 from kvdir.fingerprint import Fingerprints
-from kvdir.location import MinTrust
+from kvdir.location import MinTrust, Tier
 from kvdir.rpc.admin_codec import decode_part
 from kvdir.rpc.cancel import call_alone_cancelled
 from kvdir.rpc.channel import DEFAULT_MAX_MESSAGE_BYTES, client_options, wait_ready
@@ -116,6 +117,22 @@ class DirectoryClient:
             calls.lookup(namespace_digest, fingerprints, mode=mode, touch=touch, min_trust=min_trust), deadline_s
         )
 
+    async def score(
+        self,
+        parts: Sequence[ScorePart],
+        *,
+        weights: Mapping[Tier, float] = WEIGHTS,
+        min_trust: MinTrust = MinTrust.ANY,
+        max_instances: int = 0,
+        deadline_s: float | None = None,
+    ) -> Scores:
+        """How much of one prompt each instance has (kvdir.core.score), best first. max_instances 0: the coordinator chooses.
+
+        Raises UnknownNamespace, InvalidInput, TooLarge, Unavailable, DeadlineExceeded.
+        """
+        call = calls.score(parts, weights=weights, min_trust=min_trust, max_instances=max_instances)
+        return await self._call(call, deadline_s)
+
     async def report_stale(self, report: StaleReport, *, deadline_s: float | None = None) -> Feedback:
         """Tells every coordinator that an owner answered "absent" for blocks the directory named; see feedback.combined.
 
@@ -187,7 +204,7 @@ class DirectoryClient:
             except UnknownNamespace as error:
                 race.knew_nothing(address, error)
             else:
-                race.won(address, time.monotonic(), warming=isinstance(answer, Lookup) and answer.warming)
+                race.won(address, time.monotonic(), warming=isinstance(answer, Lookup | Scores) and answer.warming)
                 return answer
         raise race.failure
 
@@ -213,7 +230,7 @@ class DirectoryClient:
                     except UnknownNamespace as error:
                         race.knew_nothing(address, error)
                     else:
-                        race.won(address, time.monotonic(), warming=isinstance(answer, Lookup) and answer.warming)
+                        race.won(address, time.monotonic(), warming=isinstance(answer, Lookup | Scores) and answer.warming)
                         return answer
         finally:
             await _cancel(under_way)

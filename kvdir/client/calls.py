@@ -6,7 +6,7 @@ A call is a value: which method, the request, and how to read the response. So b
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -14,13 +14,15 @@ from kvdir.core.answer import Lookup, LookupMode
 from kvdir.core.digests import DigestsView
 from kvdir.core.feedback import Feedback, StaleReport
 from kvdir.core.quota_views import QuotasView
+from kvdir.core.score import ScorePart, Scores
 from kvdir.core.views import NodeView, StatusView, SumsView
 from kvdir.fingerprint import Fingerprints
-from kvdir.location import MinTrust, NodeTrust
+from kvdir.location import MinTrust, NodeTrust, Tier
 from kvdir.rpc.admin_codec import decode_node, decode_status, decode_sums
 from kvdir.rpc.digest_codec import decode_digests
 from kvdir.rpc.event_codec import encode_stale_report
 from kvdir.rpc.lookup_codec import check_version, decode_lookup, decode_trust, encode_lookup_request
+from kvdir.rpc.score_codec import decode_scores, encode_score_request
 from kvdir.rpc.story_codec import StoryAnswer, decode_quotas, decode_story
 from kvdir.v1 import admin_pb2, directory_pb2, events_pb2
 
@@ -57,6 +59,13 @@ def lookup(
 ) -> Call[Lookup]:
     request = encode_lookup_request(namespace_digest, fingerprints, mode=mode, touch=touch, min_trust=min_trust)
     return Call(LOOKUP_METHOD, request, directory_pb2.LookupResponse, decode_lookup, hedged=True)
+
+
+def score(
+    parts: Sequence[ScorePart], *, weights: Mapping[Tier, float], min_trust: MinTrust, max_instances: int
+) -> Call[Scores]:
+    request = encode_score_request(parts, weights=weights, min_trust=min_trust, max_instances=max_instances)
+    return Call("/kvdir.v1.Directory/Score", request, directory_pb2.ScoreResponse, decode_scores, hedged=True)
 
 
 def report_stale(report: StaleReport) -> Call[Feedback]:

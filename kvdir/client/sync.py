@@ -13,9 +13,9 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import grpc
 
@@ -25,15 +25,17 @@ from kvdir.client.calls import Call, Reconciled
 from kvdir.client.discovery import Discovery
 from kvdir.client.lookup_stream import NoStream, StreamLost
 from kvdir.client.lookup_stream_sync import Asked, LookupStreams
+from kvdir.client.questions_sync import NotAsked, Question, Unary, first_ended
 from kvdir.client.race import Race, RaceCounters
 from kvdir.core.answer import Lookup, LookupMode
 from kvdir.core.digests import DigestsView
 from kvdir.core.feedback import Feedback, StaleReport, combined
 from kvdir.core.quota_views import QuotasView
+from kvdir.core.score import WEIGHTS, ScorePart, Scores
 from kvdir.core.views import DumpPart, NodeView, StatusView, SumsView
 from kvdir.errors import DeadlineExceeded, KvdirError, Unavailable, UnknownNamespace
 from kvdir.fingerprint import Fingerprints
-from kvdir.location import MinTrust
+from kvdir.location import MinTrust, Tier
 from kvdir.rpc.admin_codec import decode_part
 from kvdir.rpc.channel import DEFAULT_MAX_MESSAGE_BYTES, client_options, wait_ready_blocking
 from kvdir.rpc.status import from_rpc_error
@@ -111,6 +113,22 @@ class Client:
         """
         return self._call(calls.lookup(namespace_digest, fingerprints, mode=mode, touch=touch, min_trust=min_trust), deadline_s)
 
+    def score(
+        self,
+        parts: Sequence[ScorePart],
+        *,
+        weights: Mapping[Tier, float] = WEIGHTS,
+        min_trust: MinTrust = MinTrust.ANY,
+        max_instances: int = 0,
+        deadline_s: float | None = None,
+    ) -> Scores:
+        """How much of one prompt each instance has (kvdir.core.score), best first. max_instances 0: the coordinator chooses.
+
+        Raises UnknownNamespace, InvalidInput, TooLarge, Unavailable, DeadlineExceeded.
+        """
+        call = calls.score(parts, weights=weights, min_trust=min_trust, max_instances=max_instances)
+        return self._call(call, deadline_s)
+
     def report_stale(self, report: StaleReport, *, deadline_s: float | None = None) -> Feedback:
         """Tells every coordinator that an owner answered "absent" for blocks the directory named; see feedback.combined.
 
@@ -185,14 +203,14 @@ class Client:
             except UnknownNamespace as error:
                 race.knew_nothing(address, error)
             else:
-                race.won(address, time.monotonic(), warming=isinstance(answer, Lookup) and answer.warming)
+                race.won(address, time.monotonic(), warming=isinstance(answer, Lookup | Scores) and answer.warming)
                 return answer
         raise race.failure
 
     def _hedged(self, call: Call[AnswerT], race: Race) -> AnswerT:
         """Without a thread per question: whoever answers says in `ended` which one has ended."""
         ended: queue.SimpleQueue[str] = queue.SimpleQueue()
-        under_way: dict[str, _Question] = {}
+        under_way: dict[str, Question] = {}
         again: set[str] = set()
         try:
             while True:
@@ -203,7 +221,7 @@ class Client:
                         under_way[turn[0]] = self._begin(call, *turn, ended=ended)
                     elif not under_way:
                         raise race.failure
-                address = _first_ended(ended, under_way, wait_s=race.wait_s(now_s))
+                address = first_ended(ended, under_way, wait_s=race.wait_s(now_s))
                 if address not in under_way:
                     continue
                 question = under_way.pop(address)
@@ -220,7 +238,7 @@ class Client:
                 except UnknownNamespace as error:
                     race.knew_nothing(address, error)
                 else:
-                    race.won(address, time.monotonic(), warming=isinstance(answer, Lookup) and answer.warming)
+                    race.won(address, time.monotonic(), warming=isinstance(answer, Lookup | Scores) and answer.warming)
                     return answer
         finally:
             for question in under_way.values():
@@ -280,15 +298,15 @@ class Client:
         with self._connecting:
             self._using[address] += change
 
-    def _begin(self, call: Call[AnswerT], address: str, end_s: float, *, ended: queue.SimpleQueue[str]) -> _Question:
+    def _begin(self, call: Call[AnswerT], address: str, end_s: float, *, ended: queue.SimpleQueue[str]) -> Question:
         """Sends; connecting is part of the question: refused is an error at once, no answer one at the deadline."""
-        question: _Question
+        question: Question
         try:
             question = asked = self._ask(call, address, end_s)
             future: Any = asked.future
         except (Unavailable, DeadlineExceeded) as error:
             ended.put(address)
-            return _NotAsked(end_s, error)
+            return NotAsked(end_s, error)
         except NoStream:
             self._use(address, 1)
             method: Any = self._channel(address).unary_unary(
@@ -298,7 +316,7 @@ class Client:
             )
             future = method.future(call.request, timeout=max(0.0, end_s - time.monotonic()))
             future.add_done_callback(lambda _: self._use(address, -1))
-            question = _Unary(address, end_s, future)
+            question = Unary(address, end_s, future)
         future.add_done_callback(lambda _: ended.put(address))
         return question
 
@@ -346,54 +364,3 @@ class Client:
         wait_ready_blocking(channel, target=address, timeout_s=timeout_s)
         self._ready.add(address)
         return channel
-
-
-class _Question(Protocol):
-    """Under way at one coordinator."""
-
-    @property
-    def end_s(self) -> float: ...
-    def result(self) -> Any: ...
-    def cancel(self) -> None: ...
-
-
-class _NotAsked:
-    """A question that could not even be sent: it was too late, or the client is closed."""
-
-    def __init__(self, end_s: float, error: KvdirError) -> None:
-        self.end_s = end_s
-        self._error = error
-
-    def result(self) -> Any:
-        raise self._error
-
-    def cancel(self) -> None:
-        pass
-
-
-class _Unary:
-    """A question that is a call of its own; gRPC ends it at end_s."""
-
-    def __init__(self, address: str, end_s: float, future: Any) -> None:
-        self.end_s = end_s
-        self.cancel: Callable[[], None] = future.cancel
-        self._address = address
-        self._future = future
-
-    def result(self) -> Any:
-        try:
-            return self._future.result()
-        except grpc.RpcError as error:
-            raise from_rpc_error(error, target=self._address) from error
-        except grpc.FutureCancelledError:
-            raise Unavailable(f"{self._address}: the connection was closed") from None
-
-
-def _first_ended(ended: queue.SimpleQueue[str], under_way: Mapping[str, _Question], *, wait_s: float | None) -> str:
-    """The address of a question that has ended, or whose time is over; empty after wait_s."""
-    left_s = min(question.end_s for question in under_way.values()) - time.monotonic()
-    try:
-        return ended.get(timeout=max(0.0, left_s if wait_s is None else min(left_s, wait_s)))
-    except queue.Empty:
-        now_s = time.monotonic()
-        return next((address for address, question in under_way.items() if question.end_s <= now_s), "")

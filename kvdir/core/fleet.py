@@ -146,6 +146,15 @@ class Fleet:
         trust = seen.trust
         return None if trust.state is StreamState.FENCED or trust.age_s > self._expire_after_s else trust
 
+    def announced(self, now_s: float) -> Iterator[tuple[NodeTrust, tuple[bytes, ...]]]:
+        """Every node that may be named in an answer, with the namespaces it announced."""
+        for name in self._seen.keys() | self._own.keys():
+            own = self._own.get(name)
+            epoch = own.epoch if own is not None else self._seen[name].saved.epoch
+            trust = self.trust(name, epoch, now_s)
+            if trust is not None:
+                yield trust, tuple(own.namespaces) if own is not None else self._seen[name].saved.namespaces
+
     def views(self, now_s: float) -> tuple[NodeView, ...]:
         """Every node, by name; those that left too, until they are forgotten."""
         return tuple(view for view, _ in self._views(now_s))

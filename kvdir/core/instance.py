@@ -12,6 +12,7 @@ is the inverse of the other.
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import NamedTuple
 
@@ -34,6 +35,7 @@ class StreamOf(NamedTuple):
         return f"{self.node}/{self.engine}" if self.engine else self.node
 
 
+@functools.lru_cache(maxsize=8192)
 def parse(name: str) -> StreamOf:
     """What a stream's node name says; never fails."""
     match = _STREAM.fullmatch(name)

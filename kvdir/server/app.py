@@ -25,10 +25,11 @@ from kvdir.server.directory_service import DirectoryService
 from kvdir.server.events_service import EventsService
 from kvdir.server.lookup_source import DirectorySource, LookupSource
 from kvdir.server.lookup_stream import LookupStreams
+from kvdir.server.score_source import DirectoryScores, ScoreSource
 from kvdir.server.services import REFLECTED, log_bug
 from kvdir.server.shared.admin_service import SharedAdminService
 from kvdir.server.shared.coordinator import SharedCoordinator
-from kvdir.server.shared.services import SharedDirectoryService, SharedEventsService, StoreSource
+from kvdir.server.shared.services import SharedDirectoryService, SharedEventsService, StoreScores, StoreSource
 from kvdir.server.watch_service import add_watch
 from kvdir.server.worker_place import WorkerPlace
 from kvdir.store import make_store
@@ -79,6 +80,11 @@ def build_shared(config: CoordinatorConfig, store: BlockStore | None = None) -> 
     return SharedCoordinator(config, store or make_store(config.store), name=name, version=kvdir.__version__)
 
 
+def score_source(coordinator: AnyCoordinator) -> ScoreSource:
+    """What scores are made of."""
+    return StoreScores(coordinator) if isinstance(coordinator, SharedCoordinator) else DirectoryScores(coordinator)
+
+
 def build_server(coordinator: AnyCoordinator) -> tuple[grpc.aio.Server, health.aio.HealthServicer]:
     """The gRPC server with every service; the caller binds and starts it, on the loop that runs now."""
     config = coordinator.config
@@ -100,7 +106,7 @@ def build_server(coordinator: AnyCoordinator) -> tuple[grpc.aio.Server, health.a
     if coordinator.place is not None:
         server.add_insecure_port(coordinator.place.socket)
     made = DirectoryService if isinstance(coordinator, Coordinator) else SharedDirectoryService
-    service = made(source, streams, max_fingerprints=config.max_fingerprints)
+    service = made(source, streams, max_fingerprints=config.max_fingerprints, scores=score_source(coordinator))
     directory_pb2_grpc.add_DirectoryServicer_to_server(service, server)
     if isinstance(coordinator, SharedCoordinator):
         events_pb2_grpc.add_EventsServicer_to_server(SharedEventsService(coordinator), server)

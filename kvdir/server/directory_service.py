@@ -1,4 +1,4 @@
-"""kvdir.v1.Directory: lookups, one, several, or many over one call. Thin: answers come from a LookupSource."""
+"""kvdir.v1.Directory: lookups, one, several, or many over one call, and scores. Thin: sources answer."""
 
 from __future__ import annotations
 
@@ -6,22 +6,28 @@ import asyncio
 import inspect
 from typing import Any
 
-from kvdir.errors import KvdirError, TooLarge
+from kvdir.errors import KvdirError, TooLarge, Unsupported
 from kvdir.location import PROTOCOL_VERSION
+from kvdir.rpc.lookup_codec import decode_min_trust
+from kvdir.rpc.score_codec import decode_parts, decode_weights, encode_scores
 from kvdir.rpc.status import words
 from kvdir.server.lookup_source import LookupSource
 from kvdir.server.lookup_stream import LookupStreams
+from kvdir.server.score_source import ScoreSource, scored
 from kvdir.v1 import directory_pb2, directory_pb2_grpc
 
 
 class DirectoryService(directory_pb2_grpc.DirectoryServicer):
     """See the module docstring. max_fingerprints: in all lists of one LookupBatch together, where an empty list counts as
-    one, because it costs as much.
+    one, because it costs as much; and in one Score. scores: none in a lookup worker, which passes that call on.
     """
 
-    def __init__(self, source: LookupSource, streams: LookupStreams, *, max_fingerprints: int) -> None:
+    def __init__(
+        self, source: LookupSource, streams: LookupStreams, *, max_fingerprints: int, scores: ScoreSource | None = None
+    ) -> None:
         self._source = source
         self._streams = streams
+        self._scores = scores
         self._max_fingerprints = max_fingerprints
 
     async def Lookup(self, request: directory_pb2.LookupRequest, context: Any) -> directory_pb2.LookupResponse:
@@ -37,6 +43,20 @@ class DirectoryService(directory_pb2_grpc.DirectoryServicer):
 
     async def LookupStream(self, request_iterator: Any, context: Any) -> None:
         await self._streams.serve(context)
+
+    async def Score(self, request: directory_pb2.ScoreRequest, context: Any) -> directory_pb2.ScoreResponse:
+        if self._scores is None:
+            raise Unsupported("this process answers lookups only: ask the coordinator's main process")
+        return encode_scores(
+            await scored(
+                self._scores,
+                decode_parts(request),
+                weights=decode_weights(request),
+                min_trust=decode_min_trust(request.min_trust),
+                max_instances=request.max_instances,
+                max_fingerprints=self._max_fingerprints,
+            )
+        )
 
     async def _lookup_or_error(self, request: directory_pb2.LookupRequest) -> directory_pb2.LookupResponse:
         try:

@@ -305,6 +305,12 @@ class ScorePart(_message.Message):
     def __init__(self, groups: _Optional[_Iterable[_Union[ScoreGroup, _Mapping]]] = ...) -> None: ...
 
 class ScoreGroup(_message.Message):
+    __slots__ = ("names",)
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    names: _containers.RepeatedCompositeFieldContainer[ScoreName]
+    def __init__(self, names: _Optional[_Iterable[_Union[ScoreName, _Mapping]]] = ...) -> None: ...
+
+class ScoreName(_message.Message):
     __slots__ = ("namespace_digest", "fingerprints")
     NAMESPACE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINTS_FIELD_NUMBER: _ClassVar[int]
@@ -363,9 +369,11 @@ class TierMatch(_message.Message):
     def __init__(self, tier: _Optional[_Union[_common_pb2.Tier, str]] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class RankMatch(_message.Message):
-    __slots__ = ("dp_rank", "tokens")
+    __slots__ = ("dp_rank", "tokens", "through")
     DP_RANK_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    THROUGH_FIELD_NUMBER: _ClassVar[int]
     dp_rank: int
     tokens: int
-    def __init__(self, dp_rank: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
+    through: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, dp_rank: _Optional[int] = ..., tokens: _Optional[int] = ..., through: _Optional[_Iterable[int]] = ...) -> None: ...

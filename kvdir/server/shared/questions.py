@@ -95,6 +95,16 @@ class Questions:
             now_s=time.monotonic(),
         )
 
+    async def know(self, namespace_digest: bytes) -> None:
+        """Another coordinator may have announced it; when the store does not say in time, it stays unknown."""
+        link, now_s = self._link, time.monotonic()
+        if link.opened_s is None or not link.breaker.allows(now_s):
+            return
+        try:
+            await self._know(namespace_digest)
+        except (Unavailable, StoreLost, StoreRefused, TimeoutError):
+            link.breaker.failed(time.monotonic(), asked_s=now_s)
+
     async def _know(self, namespace_digest: bytes) -> None:
         """Another coordinator may have announced it a moment ago. Raises TimeoutError."""
         link = self._link

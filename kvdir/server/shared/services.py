@@ -1,23 +1,28 @@
-"""kvdir.v1.Events and the source of lookups, over a shared store. Thin: sessions and the coordinator decide."""
+"""kvdir.v1.Events and the sources of lookups and scores, over a shared store. Thin: sessions and the coordinator decide."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from typing import Any
 
 import grpc.aio
 
 from kvdir.core.admission import Refused
+from kvdir.core.answer import Lookup
 from kvdir.core.event import Batch
+from kvdir.core.namespaces import NamespaceTable
+from kvdir.core.score import Serving
 from kvdir.errors import Overloaded, Unavailable, Unsupported
-from kvdir.location import PROTOCOL_VERSION
+from kvdir.fingerprint import Fingerprints
+from kvdir.location import PROTOCOL_VERSION, MinTrust
 from kvdir.rpc.event_codec import decode_chunk, decode_events, decode_heartbeat, decode_hello, decode_stale_report
 from kvdir.rpc.lookup_codec import decode_fingerprints, decode_min_trust, encode_lookup
 from kvdir.server.coordinator import fenced_response
 from kvdir.server.directory_service import DirectoryService
 from kvdir.server.events_service import read_hello, write_all
 from kvdir.server.lookup_source import PREFIX
+from kvdir.server.score_source import models_of
 from kvdir.server.shared.coordinator import SharedCoordinator
 from kvdir.server.shared.session import End, Goodbye, Message, ReplayUnavailable, Session
 from kvdir.store.base import Fenced
@@ -43,6 +48,28 @@ class StoreSource:
             )
 
         return answer()
+
+
+class StoreScores:
+    """server.score_source.ScoreSource over a shared store."""
+
+    def __init__(self, coordinator: SharedCoordinator) -> None:
+        self._coordinator = coordinator
+
+    @property
+    def namespaces(self) -> NamespaceTable:
+        return self._coordinator.link.namespaces
+
+    def serving(self, min_trust: MinTrust) -> Iterable[Serving]:
+        for trust, digests in self._coordinator.link.fleet.announced(self._coordinator.now_s()):
+            yield Serving(trust.node, models_of(self.namespaces, digests), min_trust.admits(trust.state))
+
+    async def lookup(self, namespace_digest: bytes, fingerprints: Fingerprints, min_trust: MinTrust) -> Lookup:
+        return await self._coordinator.questions.lookup(namespace_digest, fingerprints, prefix=False, min_trust=min_trust)
+
+    async def refresh(self, digests: Iterable[bytes]) -> None:
+        for digest in digests:
+            await self._coordinator.questions.know(digest)
 
 
 class SharedDirectoryService(DirectoryService):

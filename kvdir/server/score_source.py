@@ -1,0 +1,110 @@
+"""Where scores come from: lookups of every name, and the streams that live. A port, as lookup_source.py is for lookups."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+from kvdir.core.answer import Lookup
+from kvdir.core.namespaces import NamespaceTable
+from kvdir.core.score import WEIGHTS, Answered, ScoreName, ScorePart, Scores, Serving, score
+from kvdir.errors import TooLarge
+from kvdir.fingerprint import Fingerprints
+from kvdir.location import MinTrust, Tier
+from kvdir.server.coordinator import Coordinator
+
+
+class ScoreSource(Protocol):
+    """See the module docstring. namespaces: those that are known now."""
+
+    @property
+    def namespaces(self) -> NamespaceTable: ...
+
+    def serving(self, min_trust: MinTrust) -> Iterable[Serving]:
+        """Every live stream."""
+        ...
+
+    async def lookup(self, namespace_digest: bytes, fingerprints: Fingerprints, min_trust: MinTrust) -> Lookup:
+        """Sparse. Raises KvdirError."""
+        ...
+
+    async def refresh(self, digests: Iterable[bytes]) -> None:
+        """Learns of namespaces that somebody else may have heard of. Of those that nobody knows, nothing."""
+        ...
+
+
+class DirectoryScores:
+    """ScoreSource over the coordinator's own directory: never waits."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+
+    @property
+    def namespaces(self) -> NamespaceTable:
+        return self._coordinator.directory.namespaces
+
+    def serving(self, min_trust: MinTrust) -> Iterable[Serving]:
+        for node in self._coordinator.directory.nodes.values():
+            stream = node.stream
+            if stream is not None and not stream.fenced and not stream.hidden:
+                yield Serving(node.name, models_of(self.namespaces, stream.namespaces), min_trust.admits(stream.state))
+
+    async def lookup(self, namespace_digest: bytes, fingerprints: Fingerprints, min_trust: MinTrust) -> Lookup:
+        coordinator = self._coordinator
+        return coordinator.directory.lookup(namespace_digest, fingerprints, min_trust=min_trust, now_s=coordinator.now_s())
+
+    async def refresh(self, digests: Iterable[bytes]) -> None:
+        pass
+
+
+def models_of(namespaces: NamespaceTable, digests: Iterable[bytes]) -> frozenset[str]:
+    return frozenset(known.namespace.model for known in map(namespaces.get, digests) if known is not None)
+
+
+async def scored(
+    source: ScoreSource,
+    parts: Sequence[ScorePart],
+    *,
+    weights: Mapping[Tier, float] | None = None,
+    min_trust: MinTrust = MinTrust.ANY,
+    max_instances: int = 0,
+    max_fingerprints: int,
+    keep_empty: bool = False,
+) -> Scores:
+    """The scores of one prompt. Raises UnknownNamespace when none of the names is known, TooLarge, and what `score` raises."""
+    names = [name for part in parts for group in part.groups for name in group.names]
+    asked = sum(max(1, len(name.fingerprints)) for name in names)
+    if asked > max_fingerprints:
+        raise TooLarge(
+            f"{asked} fingerprints in one score, max_fingerprints is {max_fingerprints}: ask with fewer blocks or names"
+        )
+    await source.refresh({name.namespace_digest for name in names})
+    table = source.namespaces
+    unknown = tuple(dict.fromkeys(name.namespace_digest for name in names if table.get(name.namespace_digest) is None))
+    if len(unknown) == len({name.namespace_digest for name in names}):
+        table.require(unknown[0])
+    answered = []
+    for part in parts:
+        groups = [[name for name in group.names if name.namespace_digest not in unknown] for group in part.groups]
+        if all(groups):
+            answered.append(await asyncio.gather(*(_answered(source, names, min_trust) for names in groups)))
+    return score(
+        answered,
+        source.serving(min_trust),
+        weights=weights or WEIGHTS,
+        max_instances=max_instances,
+        keep_empty=keep_empty,
+        unknown_namespaces=unknown,
+    )
+
+
+async def _answered(source: ScoreSource, names: Sequence[ScoreName], min_trust: MinTrust) -> list[Answered]:
+    table = source.namespaces
+    return [
+        Answered(
+            table.require(name.namespace_digest).namespace,
+            await source.lookup(name.namespace_digest, name.fingerprints, min_trust),
+        )
+        for name in names
+    ]
