@@ -48,6 +48,10 @@ test-vllm: setup ## Tests with a real vLLM on CPU, in a virtual environment of i
 test-vllm-http: setup ## Two vLLM servers, one after the other, with real agents between them
 	@python=$$(tests/vllm/install.sh $(BIN)/python) && $$python -m pytest -q -m vllm tests/vllm/test_http.py $(ARGS)
 
+test-sglang: setup ## The HiCache backend under SGLang's own classes, fetched once, in the environment of test-vllm
+	@python=$$(tests/vllm/install.sh $(BIN)/python) && KVDIR_SGLANG_SITE=$$(tests/sglang/install.sh $$python) \
+	  $$python -m pytest -q -m "sglang or not sglang" tests/sglang tests/contract/test_sglang.py $(ARGS)
+
 soak: setup ## Random histories of a simulated cluster (DURATION_S=120; ARGS="--seed 7")
 	$(BIN)/python -m kvdir.testing.sim --duration-s $(DURATION_S) $(ARGS)
 
@@ -116,4 +120,4 @@ wheel: setup ## Build the abi3 wheel into dist/
 clean: ## Remove everything that was built
 	rm -rf $(VENV) $(PEERS) build dist *.egg-info $(NATIVE) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-.PHONY: help setup demo test test-redis test-vllm test-vllm-http soak test-native lint fmt proto verify-proto docs verify-docs check bench fleet bench-read wheel clean
+.PHONY: help setup demo test test-redis test-vllm test-vllm-http test-sglang soak test-native lint fmt proto verify-proto docs verify-docs check bench fleet bench-read wheel clean

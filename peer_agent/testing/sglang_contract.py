@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import enum
 import importlib
+import os
 import sys
 import types
 from dataclasses import dataclass
@@ -16,6 +17,9 @@ from pathlib import Path
 from typing import Any
 
 VERSION = "0.5.23"
+SITE = "KVDIR_SGLANG_SITE"
+"""Environment variable: where SGLang was installed without its dependencies (tests/sglang/install.sh)."""
+
 MODULE = "sglang.srt.mem_cache.hicache_storage"
 _PACKAGES = ("sglang", "sglang.srt", "sglang.srt.mem_cache", "sglang.srt.mem_cache.storage")
 
@@ -141,19 +145,16 @@ class HiCacheStorage(abc.ABC):
         return None
 
 
-def use_copy() -> types.ModuleType:
-    """Makes `import sglang.srt.mem_cache.hicache_storage` mean this copy, unless SGLang is loaded; returns the module."""
+def use() -> types.ModuleType:
+    """What `import sglang.srt.mem_cache.hicache_storage` means from now on, where it is not loaded already: the real module if
+    KVDIR_SGLANG_SITE names its folder, else this copy.
+    """
     if MODULE not in sys.modules:
+        site = os.environ.get(SITE)
         for name in _PACKAGES:
-            sys.modules.setdefault(name, types.ModuleType(name))
-        sys.modules[MODULE] = sys.modules[__name__]
-    return sys.modules[MODULE]
-
-
-def use_real(site: Path) -> types.ModuleType:
-    """The real module, from a folder into which SGLang was installed without its dependencies (tests/sglang/install.sh)."""
-    for name in _PACKAGES:
-        package = types.ModuleType(name)
-        package.__path__ = [str(site.joinpath(*name.split(".")))]
-        sys.modules[name] = package
+            package = types.ModuleType(name)
+            package.__path__ = [str(Path(site).joinpath(*name.split(".")))] if site else []
+            sys.modules[name] = package
+        if not site:
+            sys.modules[MODULE] = sys.modules[__name__]
     return importlib.import_module(MODULE)

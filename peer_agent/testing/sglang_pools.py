@@ -1,17 +1,23 @@
 """Host pools as SGLang's HiCache has them, on plain memory: what a storage backend uses of them, and no more.
 
-After `sglang/srt/mem_cache/pool_host/{mha,mla,mamba}.py`, SGLang 0.5.23. tensor: turns an array into what pages are there
-(`torch.from_numpy`); arrays stay arrays without it.
+After `sglang/srt/mem_cache/pool_host/{mha,mla,mamba}.py`, SGLang 0.5.23. Pages and slots are tensors where torch is loaded,
+else arrays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 Array = np.ndarray[Any, Any]
+
+
+def tensor(array: Array) -> Any:
+    torch: Any = sys.modules.get("torch")
+    return torch.from_numpy(array) if torch is not None else array
 
 
 class FakeHostPool:
@@ -27,11 +33,9 @@ class FakeHostPool:
         heads: int = 2,
         head_dim: int = 8,
         dtype: str = "float16",
-        tensor: Callable[[Array], Any] = lambda array: array,
     ) -> None:
         self.layout, self.page_size, self.layer_num = layout, page_size, layers
         self.head_num, self.head_dim, self.dtype = heads, head_dim, dtype
-        self._tensor = tensor
         slots = pages * page_size
         lead = (layers, slots) if layout == "layer_first" else (slots, layers)
         self.kv_buffer: Any = np.zeros((self._components, *lead, heads, head_dim), np.float16)
@@ -56,10 +60,10 @@ class FakeHostPool:
 
     def get_data_page(self, index: int, flat: bool = True) -> Any:
         page = self._page(int(index))
-        return self._tensor(page.flatten() if flat else page)
+        return tensor(page.flatten() if flat else page)
 
     def get_dummy_flat_data_page(self) -> Any:
-        return self._tensor(np.zeros(self._page(0).size, np.float16))
+        return tensor(np.zeros(self._page(0).size, np.float16))
 
     def set_from_flat_data_page(self, index: int, data_page: Any) -> None:
         page = self._page(int(index))

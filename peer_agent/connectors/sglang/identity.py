@@ -44,7 +44,7 @@ def pool_namespace(
     kind = pool_kind(name, replicated=config.is_mla_model)
     model = settings.model or config.model_name
     if not model:
-        raise ConfigError("model: SGLang names none (--served-model-name); give `model` in the extra config")
+        raise ConfigError(["model: SGLang names none (--served-model-name); give `model` in the extra config"])
     stored = str(getattr(pool, "dtype", "")).removeprefix("torch.") or "none"
     return Namespace.create(
         model=model,
@@ -71,8 +71,10 @@ def _logical_dtype(stored: str, settings: Settings) -> str:
     if known in DTYPE_BYTES and known not in ("uint8", "int8"):
         return known
     raise ConfigError(
-        f"kv_dtype: the host pool keeps {stored}, which does not say what is in it; give `kv_dtype` in the extra config, "
-        "such as fp8_e4m3: what --kv-cache-dtype comes to"
+        [
+            f"kv_dtype: the host pool keeps {stored}, which does not say what is in it; give `kv_dtype` in the extra config, "
+            "such as fp8_e4m3: what --kv-cache-dtype comes to"
+        ]
     )
 
 

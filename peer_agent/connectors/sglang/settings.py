@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from kvdir.errors import ConfigError
+from kvdir.errors import ConfigError, InvalidInput
 from kvdir.namespace import DTYPE_BYTES
+from peer_agent.connectors.weights import weights_digest
 
 SGLANG_KEYS = frozenset(
     {
@@ -28,7 +29,7 @@ _TIMES = ("deadline_s", "exists_deadline_s", "attach_timeout_s")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """agent: where engines of this host attach. weights: revision or digest of the weights; two models of one name differ here.
-
+    model_path: directory or file of the weights, whose digest is taken where `weights` says nothing.
     kv_dtype: effective element type where the host pool hides it (fp8 is kept as uint8). position, adapter: as in a namespace.
     deadline_s: longest a batch of pages may take to store or load. exists_deadline_s: to say what is there.
     attach_timeout_s: longest the start of the engine waits for the agent; it starts without one, too, and sees misses.
@@ -37,7 +38,8 @@ class Settings:
     """
 
     agent: str
-    weights: str
+    weights: str = ""
+    model_path: str = ""
     kv_dtype: str = ""
     position: str = "as the weights say"
     adapter: str = "none"
@@ -49,12 +51,15 @@ class Settings:
 
 
 def read_settings(extra: Mapping[str, Any] | None) -> Settings:
-    """Raises ConfigError with every fault."""
+    """Raises ConfigError with every fault. Reads some of the weights where only their place is given."""
     extra = extra or {}
     names = [field.name for field in fields(Settings)]
     values = {name: extra[name] for name in names if name in extra}
     faults = [_unknown(key, names) for key in extra if key not in SGLANG_KEYS and key not in names]
-    faults += [f"{name}: required; {words}" for name, words in _REQUIRED.items() if not values.get(name)]
+    if not values.get("agent"):
+        faults.append(f"agent: required; {_AGENT}")
+    if not values.get("weights") and not values.get("model_path"):
+        faults.append(f"weights: required, or model_path; {_WEIGHTS}")
     for name, value in values.items():
         if name in _TIMES:
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 3600:
@@ -67,14 +72,21 @@ def read_settings(extra: Mapping[str, Any] | None) -> Settings:
     if isinstance(dtype := values.get("kv_dtype"), str) and dtype and dtype not in DTYPE_BYTES:
         faults.append(f"kv_dtype: {dtype!r} is unknown; one of {', '.join(DTYPE_BYTES)}")
     if faults:
-        raise ConfigError("HiCache extra config for kvdir: " + "; ".join(faults))
-    return Settings(**values)
+        raise ConfigError([f"HiCache extra config: {fault}" for fault in faults])
+    settings = Settings(**values)
+    if settings.weights:
+        return settings
+    try:
+        return replace(settings, weights=weights_digest(settings.model_path))
+    except (InvalidInput, OSError) as error:
+        raise ConfigError([f"HiCache extra config: model_path: {error}"]) from error
 
 
-_REQUIRED = {
-    "agent": "the address under `engines attach at` of `peer-agent serve`, such as unix:/dev/shm/kvdir-node1.sock",
-    "weights": "revision or digest of the weights that this server has loaded, so that others under the same name never match",
-}
+_AGENT = "the address under `engines attach at` of `peer-agent serve`, such as unix:/dev/shm/kvdir-node1.sock"
+_WEIGHTS = (
+    "revision or digest of the weights that this server has loaded, or the directory they are in: other weights under the "
+    "same name must never match"
+)
 
 
 def _unknown(key: str, names: list[str]) -> str:
