@@ -4,8 +4,10 @@
 writes the standard envelope. Sockets are kvdir/client/engine_stream.py's. See docs/engines/events.md.
 """
 
+from kvdir.engines.cursor import EngineCursor
 from kvdir.engines.dialects import COUNTS_COPIES, DIALECTS, decode
 from kvdir.engines.door import Door
+from kvdir.engines.effects import AskReplay, CursorEffect, Deliver, Doubt, Lost, NewLife
 from kvdir.engines.events import Cleared, DecodedBatch, EngineEvent, Group, Reason, Removed, Stored
 from kvdir.engines.parts import EngineIdentity, told_scheme
 from kvdir.engines.residency import Applied, Residency
@@ -16,13 +18,20 @@ __all__ = [
     "DIALECTS",
     "END_SEQ",
     "Applied",
+    "AskReplay",
     "Cleared",
+    "CursorEffect",
     "DecodedBatch",
+    "Deliver",
     "Door",
+    "Doubt",
+    "EngineCursor",
     "EngineEvent",
     "EngineIdentity",
     "Frame",
     "Group",
+    "Lost",
+    "NewLife",
     "Reason",
     "Removed",
     "Residency",
