@@ -14,6 +14,12 @@ HEADER_BYTES: int
 def xxh3_64(data: Packed) -> int:
     """XXH3-64 of the buffer, seed 0."""
 
+def add_class(region: Packed, size_class: Packed) -> None:
+    """Owner: one more size class (layout.SIZE_CLASS, 64 bytes) behind all others; readers see it whole or not at all.
+
+    ValueError when it overlaps another, leaves the arena, or is one too many.
+    """
+
 def begin_write(region: Packed, offsets: Packed) -> bytes:
     """Makes each slot's generation odd (invisible) before its bytes may change; returns the generations, u64 LE.
 

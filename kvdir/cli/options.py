@@ -44,6 +44,7 @@ cache_policy = "exact"              # or in which way blocks are altered
 # share = 1.0                       # part of the arena, relative to the other namespaces
 # prefill_tokens_per_s = 8000       # how fast engines recompute, of those that do not say it; decides which hits pay
 # bytes_override = 0                # bytes of a block, where the engine pads; 0: by geometry
+# part = 0                          # only one of the groups below is in these blocks, kept apart; see docs/state.md
 
 [[groups]]                          # state groups, in engine order
 kind = "full"                       # full, sliding_window, mla, recurrent, index, draft
@@ -53,6 +54,8 @@ head_dim = 128
 # tensors = 2                       # 1 for mla and index
 # window_tokens = 4096              # sliding_window only
 # state_bytes = 0                   # recurrent only
+# block_tokens = 16                 # of this group's blocks, where groups differ
+# bytes_override = 0                # of this group's blocks, where the engine pads
 ```
 """
 

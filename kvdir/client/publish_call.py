@@ -273,7 +273,7 @@ class PublishCall:
         due_s = clock()
         while not (self._ended or self._wishes.step_back):
             if self._wishes.identity_changed:
-                await self._call.write(self._hello(self._source.outbox.last_seq))
+                await self._write_identity()
             elif self._newly_in_doubt:
                 await self._write_figures()
             elif self._asked:
@@ -287,11 +287,18 @@ class PublishCall:
             elif not (await self._write_chunk() or await self._write_sketch() or await self._write_batch()):
                 await self._idle(due_s - clock())
 
+    async def _write_identity(self) -> None:
+        while self._wishes.identity_changed:
+            await self._call.write(self._hello(self._source.outbox.last_seq))
+
     async def _write_heartbeat(self) -> None:
-        # The owner's counts go along only when every event before them was sent: so send those first, within reason.
+        # The owner's counts go along only when every event before them was sent: so send those first, within reason, and
+        # nothing of a namespace that came meanwhile before it is announced.
         for _ in range(_FLUSHED_BATCHES):
-            if self._chunks is not None or self._newly_in_doubt or not await self._write_batch():
+            held_up = self._chunks is not None or self._newly_in_doubt or self._wishes.identity_changed
+            if held_up or not await self._write_batch():
                 break
+        await self._write_identity()
         await self._write_figures()
 
     @property

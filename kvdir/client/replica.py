@@ -19,7 +19,7 @@ import math
 import os
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any, Final
@@ -110,6 +110,12 @@ class Replica:
         """Takes the path. Raises RegionError: somebody else writes there, no room, no permission."""
         if self._empty is None:
             self._empty = create_region(self._path, max_bytes=self._max_bytes, mode=self._mode)
+
+    def choose(self, digests: Iterable[bytes]) -> None:
+        """Other namespaces from now on; none: all. The copy is made anew, and the one that is served ages until then."""
+        if self._digests != frozenset(digests):
+            self._digests = frozenset(digests)
+            self._anew = True
 
     def close(self) -> None:
         """The region goes; readers are told."""
@@ -214,7 +220,7 @@ class Replica:
 
     async def _hear(self, call: Any, address: str, patience: asyncio.Timeout) -> None:
         clock = asyncio.get_running_loop().time
-        credit = CreditLine(self._window_bytes, now_s=time.monotonic())
+        credit, digests = CreditLine(self._window_bytes, now_s=time.monotonic()), self._digests
         await _write(call, encode_start(self._start()))
         copy: _Copy | None = None
         while (data := await call.read()) is not grpc.aio.EOF:
@@ -240,6 +246,8 @@ class Replica:
                 return
             if copy is None:
                 raise RemoteProtocolError("the coordinator says something before its welcome")
+            if self._digests != digests:
+                return
             if response.beat is not None or credit.due:
                 await _write(call, encode_credit(credit.grant(now_s=time.monotonic())))
         raise RemoteProtocolError("the coordinator ended the call without a word")

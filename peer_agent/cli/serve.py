@@ -27,6 +27,7 @@ def serve(config: AgentConfig, *, output: str, dry_run: bool) -> None:
     \b
     Examples:
       peer-agent serve --namespaces llama.toml --arena-bytes 8GiB --coordinators 10.0.0.1:7400
+      peer-agent serve --accept-bytes 256MiB
       peer-agent serve --config agent.toml --dry-run
     """
     from peer_agent.server.app import Agent, Ready
@@ -55,7 +56,7 @@ def _dry_run(config: AgentConfig) -> dict[str, Any]:
     from peer_agent.server.capacity import capacity_document, plan_arena, refuse_without_room
     from peer_agent.server.namespaces import read_namespaces
 
-    plan = plan_arena(read_namespaces(config.namespaces), config.arena_bytes)
+    plan = plan_arena(read_namespaces(config.namespaces), config.arena_bytes, config.spare)
     free_bytes = refuse_without_room(config.arena_file, plan.arena_bytes)
     return {"event": "dry-run", "arena": config.arena_file, "free_bytes": free_bytes, **capacity_document(plan)}
 
@@ -87,5 +88,9 @@ def _capacity_view(document: dict[str, Any]) -> list[object]:
         for item in document["classes"]
     ]
     caption = f"{show_bytes(document['configured_bytes'])} configured, {show_bytes(document['payload_bytes'])} hold blocks"
+    accepts = document["accepts"]
+    if accepts["namespaces"]:
+        each = show_bytes(accepts["each_bytes"])
+        caption += f"; spare: {accepts['namespaces']} namespaces that engines bring along, {each} each"
     columns = ["namespace", "block #", "blocks #", "tokens #", "payload #", "headers #", "remainder #"]
     return [table(columns, rows, title="what the arena holds", caption=caption)]

@@ -49,6 +49,12 @@ class Inventory:
         self._reservation_ends = Ends[int]()
         self._pin_ends = Ends[tuple[bytes, int]]()
 
+    def add_table(self, table: SlotTable) -> None:
+        """One more namespace. ValueError: there is one with its digest."""
+        if table.namespace_digest in self._tables:
+            raise ValueError(f"namespace {table.namespace_digest.hex()[:16]} has slots already")
+        self._tables[table.namespace_digest] = table
+
     # sessions
 
     def open_session(self, session: int) -> None:
@@ -91,20 +97,13 @@ class Inventory:
     # writers
 
     def reserve(
-        self,
-        namespace_digest: bytes,
-        fingerprints: Fingerprints,
-        *,
-        session: int,
-        now_s: float,
-        lease_s: float,
-        twin_of: int = 0,
+        self, digest: bytes, fingerprints: Fingerprints, *, session: int, now_s: float, lease_s: float, twin_of: int = 0
     ) -> Reserved:
         """Slots for those blocks that are neither here nor being written; evicts by recency. See `Reserved`.
 
         twin_of: an AGENT reservation whose blocks get a second slot, for AGENT to read them from somewhere else as well.
         """
-        table = self._table(namespace_digest)
+        table = self._table(digest)
         state = self._session(session)
         number = self._new_id()
         beside = self._twin_of(twin_of, session=session)
@@ -113,7 +112,7 @@ class Inventory:
         evicted: list[bytes] = []
         writing, find, take = self._writers.first, table.slot, table.take
         for position, fingerprint in enumerate(fingerprints):
-            key = namespace_digest, fingerprint
+            key = digest, fingerprint
             if (present := find(fingerprint)) is not None:
                 table.touch(present)
                 states[position] = _PRESENT
@@ -139,7 +138,7 @@ class Inventory:
             states=bytes(states),
             positions=tuple(slots),
             offsets=table.offsets(slots.values()),
-            events=tuple(Event.removed(Tier.CPU, namespace_digest, group) for group in by_width(evicted)),
+            events=tuple(Event.removed(Tier.CPU, digest, group) for group in by_width(evicted)),
         )
 
     def granted(self, reservation: int, *, session: int, positions: Sequence[int] | None = None) -> Granted | None:
@@ -299,7 +298,7 @@ class Inventory:
         return self._table(namespace_digest).held(max_blocks)
 
     def occupancy(self) -> tuple[Occupancy, ...]:
-        return tuple(table.occupancy() for table in self._tables.values())
+        return tuple(table.occupancy() for table in tuple(self._tables.values()))  # a copy: metrics ask from their own thread
 
     def oldest_use_s(self, now_s: float) -> float:
         """Since the block that would be evicted next was last used, the oldest of all classes; 0 when none would be."""

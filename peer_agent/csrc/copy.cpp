@@ -78,6 +78,18 @@ void require_slots(const Region& region, const uint64_t* offsets, size_t count, 
     require_distinct(offsets, count);
 }
 
+void add_class(const Region& region, const SizeClass& added) {
+    Superblock* block = reinterpret_cast<Superblock*>(region.base());
+    const std::vector<SizeClass>& known = region.classes();
+    uint64_t end = kSuperblockBytes;
+    for (const SizeClass& c : known) end = std::max(end, c.first + c.slots * c.stride);
+    if (known.size() >= kMaxClasses) throw std::invalid_argument("an arena has at most " + std::to_string(kMaxClasses) + " classes");
+    if (added.slots == 0 || added.first < end || !Region::fits(added, block->arena_bytes))
+        throw std::invalid_argument("the class overlaps another or leaves the arena");
+    block->size_class[known.size()] = added;
+    __atomic_store_n(&block->classes, static_cast<uint32_t>(known.size() + 1), __ATOMIC_RELEASE);
+}
+
 void begin_write(const Region& region, const uint64_t* offsets, size_t count, uint64_t* generations) {
     require_slots(region, offsets, count, 0);
     for (size_t i = 0; i < count; ++i) generations[i] = make_odd(region.slot(offsets[i]));

@@ -34,6 +34,10 @@ struct Blocks {
 // Throws std::invalid_argument unless each offset begins a slot of at least `length` bytes and none comes twice.
 void require_slots(const Region& region, const uint64_t* offsets, size_t count, uint64_t length);
 
+// Owner: one more class, behind all others, in an arena that readers have mapped. They see either the old number of classes or a
+// whole new one. Throws std::invalid_argument when it does not fit. Not for two threads at once.
+void add_class(const Region& region, const SizeClass& added);
+
 void begin_write(const Region& region, const uint64_t* offsets, size_t count, uint64_t* generations);
 void retire(const Region& region, const uint64_t* offsets, size_t count);
 

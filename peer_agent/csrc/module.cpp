@@ -75,6 +75,18 @@ PyObject* py_xxh3_64(PyObject*, PyObject* args, PyObject* kwargs) {
     return PyLong_FromUnsignedLongLong(value);
 }
 
+PyObject* py_add_class(PyObject*, PyObject* args, PyObject* kwargs) {
+    static const char* const names[] = {"region", "size_class", nullptr};
+    Buffer region, added;
+    if (!parse(args, kwargs, "w*y*:add_class", names, &region.view, &added.view)) return nullptr;
+    return guarded(PyExc_RuntimeError, [&] {
+        const auto classes = unpack<SizeClass>(added, "size_class");
+        if (classes.size() != 1) throw std::invalid_argument("add_class takes one size class");
+        add_class(region.region(), classes[0]);
+        return Py_NewRef(Py_None);
+    });
+}
+
 PyObject* py_begin_write(PyObject*, PyObject* args, PyObject* kwargs) {
     static const char* const names[] = {"region", "offsets", nullptr};
     Buffer region, offsets;
@@ -274,6 +286,7 @@ PyObject* py_stream_receive(PyObject*, PyObject* args, PyObject* kwargs) {
 
 PyMethodDef functions[] = {
     {"xxh3_64", method(py_xxh3_64), METH_VARARGS | METH_KEYWORDS, "XXH3-64 of a buffer, seed 0."},
+    {"add_class", method(py_add_class), METH_VARARGS | METH_KEYWORDS, "Adds a size class to an arena that others have mapped."},
     {"begin_write", method(py_begin_write), METH_VARARGS | METH_KEYWORDS, "Makes slots invisible before their bytes may change."},
     {"commit", method(py_commit), METH_VARARGS | METH_KEYWORDS, "Writes headers and makes slots visible; returns records."},
     {"retire", method(py_retire), METH_VARARGS | METH_KEYWORDS, "Makes slots invisible and clears their headers."},

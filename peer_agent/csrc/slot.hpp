@@ -145,7 +145,8 @@ inline bool in_range(uint64_t offset, uint64_t length, uint64_t bytes) {
 }
 
 // A mapped arena of ours: base address plus its size classes, copied and validated once so that a superblock that
-// changes under us cannot move a range check. Throws std::invalid_argument.
+// changes under us cannot move a range check. The owner adds classes behind the others (add_class), so they are read after
+// their number. Throws std::invalid_argument.
 class Region {
   public:
     Region() = default;
@@ -153,16 +154,19 @@ class Region {
         if (bytes < kSuperblockBytes || reinterpret_cast<uintptr_t>(base) % alignof(SlotHeader) != 0)
             throw std::invalid_argument("region is not an arena: shorter than a superblock, or misaligned");
         Superblock block;
+        const uint32_t classes = __atomic_load_n(&reinterpret_cast<const Superblock*>(base)->classes, __ATOMIC_ACQUIRE);
         std::memcpy(&block, base, sizeof block);
+        block.classes = classes;
         if (block.magic != kArenaMagic || block.version != kLayoutVersion || block.header_bytes != kHeaderBytes)
             throw std::invalid_argument("region is not an arena of layout version 1; map it with peer_agent.memory.arena");
-        if (block.classes == 0 || block.classes > kMaxClasses || block.arena_bytes > bytes)
+        if (block.classes > kMaxClasses || block.arena_bytes > bytes || block.arena_bytes < kSuperblockBytes)
             throw std::invalid_argument("arena superblock is damaged: impossible number of classes or size");
         for (uint32_t i = 0; i < block.classes; ++i) add(block.size_class[i], block.arena_bytes);
     }
 
     size_t bytes() const { return bytes_; }
     uint8_t* base() const { return base_; }
+    const std::vector<SizeClass>& classes() const { return classes_; }
 
     // The class whose slot begins exactly at `offset`, or null.
     const SizeClass* class_at(uint64_t offset) const {
@@ -185,12 +189,16 @@ class Region {
                                         ", which holds " + std::to_string(c->block_bytes));
     }
 
-  private:
-    void add(const SizeClass& c, uint64_t arena_bytes) {
+    // Do the slots of `c` lie inside an arena of so many bytes?
+    static bool fits(const SizeClass& c, uint64_t arena_bytes) {
         const bool shape = c.stride >= kHeaderBytes && c.stride % kAlignBytes == 0 && c.first % kAlignBytes == 0 &&
                            c.first >= kSuperblockBytes && c.block_bytes <= c.stride - kHeaderBytes;
-        if (!shape || c.first > arena_bytes || c.slots > (arena_bytes - c.first) / c.stride)
-            throw std::invalid_argument("arena superblock is damaged: a size class leaves the arena");
+        return shape && c.first <= arena_bytes && c.slots <= (arena_bytes - c.first) / c.stride;
+    }
+
+  private:
+    void add(const SizeClass& c, uint64_t arena_bytes) {
+        if (!fits(c, arena_bytes)) throw std::invalid_argument("arena superblock is damaged: a size class leaves the arena");
         classes_.push_back(c);
     }
 

@@ -69,7 +69,8 @@ void TcpServer::close() {
 }
 
 void TcpServer::grant(uint64_t lock, const Record* records, size_t count, uint64_t expires_ns) {
-    auto grant = std::make_shared<Grant>(region_, records, count, expires_ns);
+    // A region of now: the owner may have added size classes since.
+    auto grant = std::make_shared<Grant>(Region(region_.base(), region_.bytes()), records, count, expires_ns);
     const std::lock_guard<std::mutex> guard(grants_mutex_);
     if (grants_.size() >= forget_at_) forget_expired(now_ns());
     auto& entry = grants_[lock];

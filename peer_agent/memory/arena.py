@@ -9,7 +9,8 @@ Rules and invariants:
 - All memory is there before `create` returns (posix_fallocate; with `prefault` also zeroed and mapped), so a full
   /dev/shm is an error at start and never a SIGBUS in the middle of a write.
 - Huge pages and the NUMA node are decided before the first page is there. `pages` says what the kernel really gave.
-- Nobody ever changes the size of an arena file; readers depend on it.
+- Nobody ever changes the size of an arena file; readers depend on it. Classes are added to its spare part (`add_class`), and
+  never removed.
 
 The path lies on tmpfs or hugetlbfs (pages.py).
 
@@ -32,11 +33,14 @@ from kvdir.errors import KvdirError, NoSpace
 from peer_agent import _native
 from peer_agent.memory import numa
 from peer_agent.memory.layout import (
+    SIZE_CLASSES_AT,
     SUPERBLOCK_BYTES,
     SizeClass,
     Superblock,
     lay_out,
+    pack_class,
     pack_superblock,
+    place,
     unpack_superblock,
 )
 from peer_agent.memory.pages import HUGE_BYTES, HugePages, Pages, free_pool_bytes, pages_at
@@ -87,8 +91,9 @@ class Arena:
         prefault: bool = False,
         huge_pages: HugePages = HugePages.AUTO,
         numa_node: int = -1,
+        spare_bytes: int = 0,
     ) -> Self:
-        """Owner: a new arena at `path` (mode 0600). `first` of the classes is ignored and set.
+        """Owner: a new arena at `path` (mode 0600). `first` of the classes is ignored and set. spare_bytes: for `add_class`.
 
         prefault: zero and map every page now, seconds per 10 GiB, instead of a page fault at each first touch; what makes
         huge pages of memory that the system would give as small ones. numa_node: where all memory comes from; -1: anywhere.
@@ -97,7 +102,7 @@ class Arena:
         """
         if epoch == 0:
             raise ValueError("epoch 0 marks an arena whose owner is gone; use a random non-zero one")
-        placed, arena_bytes = lay_out(classes)
+        placed, arena_bytes = lay_out(classes, spare_bytes=spare_bytes)
         if numa_node >= 0:
             numa.check_node(numa_node, arena_bytes)
         path = os.path.abspath(path)
@@ -129,7 +134,9 @@ class Arena:
             hint = "does its agent run, and as the same user?"
             raise ArenaError(f"cannot open arena {path}: {error.strerror}; {hint}") from error
         try:
-            superblock = unpack_superblock(os.pread(fd, SUPERBLOCK_BYTES, 0))
+            head = os.pread(fd, SIZE_CLASSES_AT, 0)  # the number of classes before the classes, see layout.py
+            rest = os.pread(fd, SUPERBLOCK_BYTES - SIZE_CLASSES_AT, SIZE_CLASSES_AT)
+            superblock = unpack_superblock(head + rest)
             if os.fstat(fd).st_size < superblock.arena_bytes:
                 raise ValueError("the file is shorter than its superblock says")
             if superblock.epoch == 0:
@@ -165,6 +172,21 @@ class Arena:
     def fd(self) -> int:
         """The open file, for presence locks (presence.py); valid until close."""
         return self._fd
+
+    @property
+    def spare_bytes(self) -> int:
+        """Behind the last class."""
+        return self.arena_bytes - (self.classes[-1].end if self.classes else SUPERBLOCK_BYTES)
+
+    def placed(self, size_class: SizeClass) -> SizeClass:
+        """Where `add_class` would place it now."""
+        return place(size_class, self.arena_bytes - self.spare_bytes)
+
+    def add_class(self, size_class: SizeClass) -> None:
+        """Owner: one more class in the spare part; its slots are as new. ValueError when it does not fit."""
+        placed = self.placed(size_class)
+        _native.add_class(self.region, pack_class(placed))
+        self.classes += (placed,)
 
     def epoch_now(self) -> int:
         """What the superblock says at this moment; differs from `epoch` (0) once the owner closed or was replaced."""

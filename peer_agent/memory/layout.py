@@ -25,8 +25,11 @@
      64  size classes, 64 bytes each:
           0  32 B namespace digest   32  u64 block_bytes   40  u64 stride   48  u64 offset of slot 0   56  u64 slots
 
+Behind the last class there may be a spare part, in which the owner adds classes while others have the file mapped: the class
+is written first, then, released, its number (csrc/copy.cpp add_class); readers take the number first.
+
 Readers map the file read-only and trust nothing in it without range checks. Invariants: slots of a class never overlap;
-offset = first + index * stride; all offsets are multiples of 128.
+offset = first + index * stride; all offsets are multiples of 128; classes are added, never changed or removed.
 """
 
 from __future__ import annotations
@@ -87,20 +90,28 @@ class Superblock:
     classes: tuple[SizeClass, ...]
 
 
-def lay_out(classes: Sequence[SizeClass]) -> tuple[tuple[SizeClass, ...], int]:
-    """Places the classes one after the other; returns them with `first` set, and arena_bytes. ValueError names faults."""
-    if not 1 <= len(classes) <= MAX_CLASSES:
-        raise ValueError(f"{len(classes)} size classes; an arena has 1 to {MAX_CLASSES}")
+def lay_out(classes: Sequence[SizeClass], *, spare_bytes: int = 0) -> tuple[tuple[SizeClass, ...], int]:
+    """Places the classes one after the other, and behind them the spare part for classes to come.
+
+    Returns them with `first` set, and arena_bytes. ValueError names faults.
+    """
+    if not (0 if spare_bytes > 0 else 1) <= len(classes) <= MAX_CLASSES:
+        raise ValueError(f"{len(classes)} size classes; an arena has 1 to {MAX_CLASSES}, or a spare part for them")
     placed: list[SizeClass] = []
     at = SUPERBLOCK_BYTES
     for size_class in classes:
-        if len(size_class.namespace_digest) != 32:
-            raise ValueError(f"a namespace digest has 32 bytes, not {len(size_class.namespace_digest)}")
-        if not 0 < size_class.block_bytes < 1 << 32 or size_class.slots < 1:
-            raise ValueError(f"a size class needs blocks of 1 byte to 4 GiB and at least one slot, not {size_class}")
-        placed.append(SizeClass(size_class.namespace_digest, size_class.block_bytes, size_class.slots, at))
+        placed.append(place(size_class, at))
         at = placed[-1].end
-    return tuple(placed), at
+    return tuple(placed), at + max(0, spare_bytes) // ALIGN_BYTES * ALIGN_BYTES
+
+
+def place(size_class: SizeClass, at: int) -> SizeClass:
+    """With its slots from offset `at` on. ValueError: no digest, no such blocks."""
+    if len(size_class.namespace_digest) != 32:
+        raise ValueError(f"a namespace digest has 32 bytes, not {len(size_class.namespace_digest)}")
+    if not 0 < size_class.block_bytes < 1 << 32 or size_class.slots < 1:
+        raise ValueError(f"a size class needs blocks of 1 byte to 4 GiB and at least one slot, not {size_class}")
+    return SizeClass(size_class.namespace_digest, size_class.block_bytes, size_class.slots, at)
 
 
 def pack_superblock(superblock: Superblock) -> bytes:
@@ -115,10 +126,13 @@ def pack_superblock(superblock: Superblock) -> bytes:
         len(superblock.classes),
         superblock.owner_pid,
     ).ljust(SIZE_CLASSES_AT, b"\0")
-    classes = b"".join(
-        SIZE_CLASS.pack(c.namespace_digest, c.block_bytes, c.stride, c.first, c.slots) for c in superblock.classes
-    )
+    classes = b"".join(map(pack_class, superblock.classes))
     return (head + classes).ljust(SUPERBLOCK_BYTES, b"\0")
+
+
+def pack_class(placed: SizeClass) -> bytes:
+    """SIZE_CLASS.size bytes."""
+    return SIZE_CLASS.pack(placed.namespace_digest, placed.block_bytes, placed.stride, placed.first, placed.slots)
 
 
 def unpack_superblock(data: bytes | memoryview) -> Superblock:
@@ -130,7 +144,7 @@ def unpack_superblock(data: bytes | memoryview) -> Superblock:
         raise ValueError("not an arena: wrong magic")
     if version != LAYOUT_VERSION or header_bytes != HEADER_BYTES:
         raise ValueError(f"arena has layout version {version}, this agent knows {LAYOUT_VERSION}; upgrade the older one")
-    if not 1 <= count <= MAX_CLASSES:
+    if count > MAX_CLASSES or arena_bytes < SUPERBLOCK_BYTES:
         raise ValueError(f"damaged superblock: {count} size classes")
     classes: list[SizeClass] = []
     end = SUPERBLOCK_BYTES

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from kvdir.errors import ConfigError
 from peer_agent.memory.layout import (
+    ALIGN_BYTES,
     HEADER_BYTES,
     MAX_CLASSES,
     SUPERBLOCK_BYTES,
@@ -66,12 +67,32 @@ class ClassPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class Spare:
+    """Memory for namespaces that engines bring along: so much for each, and for so many. 0: none is accepted."""
+
+    each_bytes: int = 0
+    namespaces: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        return self.each_bytes // ALIGN_BYTES * ALIGN_BYTES * self.namespaces
+
+    def slots(self, block_bytes: int) -> int:
+        """Blocks that one namespace gets; 0 when not even one fits."""
+        return self.each_bytes // ALIGN_BYTES * ALIGN_BYTES // stride_bytes(block_bytes)
+
+
+NO_SPARE = Spare()
+
+
+@dataclass(frozen=True, slots=True)
 class ArenaPlan:
-    """total = superblock + all granted bytes + rounding; arena_bytes is what the file will really take."""
+    """total = superblock + all granted bytes + rounding + spare; arena_bytes is what the file will really take."""
 
     total_bytes: int
     arena_bytes: int
     classes: tuple[ClassPlan, ...]
+    spare: Spare = NO_SPARE
 
     @property
     def size_classes(self) -> tuple[SizeClass, ...]:
@@ -83,15 +104,21 @@ class ArenaPlan:
 
     @property
     def overhead_bytes(self) -> int:
-        """Configured bytes that hold no payload: superblock, headers, padding, remainders."""
-        return self.total_bytes - self.payload_bytes
+        """Configured bytes that hold no payload: superblock, headers, padding, remainders. The spare part is neither."""
+        return self.total_bytes - self.spare.total_bytes - self.payload_bytes
 
 
-def plan_classes(total_bytes: int, requests: Sequence[ClassRequest]) -> ArenaPlan:
-    """Divides `total_bytes` by share. Raises ConfigError with every fault at once."""
-    faults = _faults(requests)
+def plan_classes(total_bytes: int, requests: Sequence[ClassRequest], spare: Spare = NO_SPARE) -> ArenaPlan:
+    """Divides `total_bytes` by share; `spare` comes on top, and is all there is without requests.
+
+    Raises ConfigError with every fault at once.
+    """
+    faults = _faults(requests, spare)
     if faults:
         raise ConfigError(faults)
+    if not requests:
+        only_bytes = SUPERBLOCK_BYTES + spare.total_bytes
+        return ArenaPlan(only_bytes, only_bytes, (), spare)
     usable = total_bytes - SUPERBLOCK_BYTES
     all_shares = sum(request.share for request in requests)
     granted = [max(0, int(usable * (request.share / all_shares))) for request in requests]
@@ -106,9 +133,9 @@ def plan_classes(total_bytes: int, requests: Sequence[ClassRequest]) -> ArenaPla
         SizeClass(request.namespace_digest, request.block_bytes, got // stride_bytes(request.block_bytes))
         for request, got in zip(requests, granted, strict=True)
     ]
-    placed, arena_bytes = lay_out(wanted)
+    placed, arena_bytes = lay_out(wanted, spare_bytes=spare.total_bytes)
     plans = tuple(_plan(*row) for row in zip(requests, placed, granted, strict=True))
-    return ArenaPlan(total_bytes, arena_bytes, plans)
+    return ArenaPlan(total_bytes + spare.total_bytes, arena_bytes, plans, spare)
 
 
 def _plan(request: ClassRequest, size_class: SizeClass, granted: int) -> ClassPlan:
@@ -123,12 +150,13 @@ def _plan(request: ClassRequest, size_class: SizeClass, granted: int) -> ClassPl
     )
 
 
-def _faults(requests: Sequence[ClassRequest]) -> list[str]:
-    if not requests:
-        return ["no namespace is configured; an arena needs at least one"]
+def _faults(requests: Sequence[ClassRequest], spare: Spare) -> list[str]:
+    if not requests and not spare.total_bytes:
+        return ["no namespace is configured; an arena needs at least one, or accept_bytes for those that engines bring"]
     faults = []
-    if len(requests) > MAX_CLASSES:
-        faults.append(f"{len(requests)} namespaces; an arena has room for {MAX_CLASSES}, run a second agent for the rest")
+    wanted = len(requests) + spare.namespaces
+    if wanted > MAX_CLASSES:
+        faults.append(f"{wanted} namespaces; an arena has room for {MAX_CLASSES}, run a second agent for the rest")
     seen: dict[bytes, str] = {}
     for request in requests:
         faults.extend(_faults_of(request))

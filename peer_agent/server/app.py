@@ -27,14 +27,15 @@ from kvdir.core.outbox import OwnerOutbox
 from kvdir.core.sketches import SKETCH_CELLS, OwnerSketches
 from kvdir.errors import ConfigError
 from kvdir.index import Sketch
+from kvdir.namespace import Namespace
 from kvdir.obs.http import LoopPulse
 from kvdir.rpc.channel import client_options
 from peer_agent.core.inventory import Inventory
 from peer_agent.core.orders import Limits as LoadLimits
 from peer_agent.core.schedule import Schedule
-from peer_agent.core.slot_table import SlotTable
 from peer_agent.memory import presence
 from peer_agent.memory.arena import Arena
+from peer_agent.server.accepting import Accepting
 from peer_agent.server.capacity import capacity_document, plan_arena
 from peer_agent.server.config import AgentConfig, join_address, split_address
 from peer_agent.server.device_movers import DeviceMovers
@@ -46,7 +47,7 @@ from peer_agent.server.load import Directory
 from peer_agent.server.metrics import AgentCollector
 from peer_agent.server.namespaces import read_namespaces
 from peer_agent.server.nearest import NearestDirectory
-from peer_agent.server.own_arena import create_arena, in_words
+from peer_agent.server.own_arena import create_arena, in_words, slot_table
 from peer_agent.server.peer_service import PeerService
 from peer_agent.server.peers import Peers
 from peer_agent.server.publishing import Publishing
@@ -146,7 +147,7 @@ class Agent:
     async def _build(self) -> None:
         config = self.config
         served = read_namespaces(config.namespaces)
-        plan = plan_arena(served, config.arena_bytes)
+        plan = plan_arena(served, config.arena_bytes, config.spare)
         self.capacity = capacity_document(plan)
         arena = create_arena(config, plan.size_classes, epoch=self.epoch)
         self._stack.callback(arena.close)
@@ -187,7 +188,8 @@ class Agent:
         """Listens, top down from here: peers, engines, http; then the clock, and last the word to the coordinators."""
         peer_address = await self._listeners.serve_peers(self._build_peer_service(parts))
         self.publishing = self._build_publishing(peer_address, parts.outbox)
-        engine_address = await self._listeners.serve_engines(self._build_engine_service(parts))
+        accepting = Accepting(self.store, parts.arena, self.config.spare, announce=self._announce)
+        engine_address = await self._listeners.serve_engines(self._build_engine_service(parts, accepting))
         collector = AgentCollector(
             store=self.store,
             stager=self.stager,
@@ -201,6 +203,7 @@ class Agent:
             tasks=parts.tasks,
             planes=parts.planes,
             pages=parts.arena.pages,
+            accepting=accepting,
             replica=self.replica,
             nearest=parts.directory if isinstance(parts.directory, NearestDirectory) else None,
             races=self._races,
@@ -233,7 +236,12 @@ class Agent:
             owner_seq=lambda: parts.outbox.last_seq,
         )
 
-    def _build_engine_service(self, parts: _Parts) -> EngineService:
+    def _announce(self, namespaces: tuple[Namespace, ...]) -> None:
+        self.publishing.announce(namespaces)
+        if self.replica is not None:
+            self.replica.serve([namespace.digest for namespace in namespaces])
+
+    def _build_engine_service(self, parts: _Parts, accepting: Accepting) -> EngineService:
         prefetches = OwnedTasks(limit=MAX_PREFETCHES)
         self._stack.push_async_callback(prefetches.close, timeout_s=0.0)
         return EngineService(
@@ -243,6 +251,7 @@ class Agent:
             parts.directory,
             self._identity(parts.arena),
             self._limits(),
+            accepting=accepting,
             prefetches=prefetches,
             writers=parts.writers,
             publishing=self.publishing.in_words,
@@ -250,18 +259,8 @@ class Agent:
         )
 
     def _build_store(self, arena: Arena, namespaces: dict[bytes, Any], outbox: OwnerOutbox) -> Store:
-        tables = [
-            SlotTable(
-                item.namespace_digest,
-                block_bytes=item.block_bytes,
-                first_offset=item.first,
-                stride_bytes=item.stride,
-                slots=item.slots,
-            )
-            for item in arena.classes
-        ]
         return Store(
-            Inventory(tables, new_id=lambda: secrets.randbits(64) or 1),
+            Inventory(map(slot_table, arena.classes), new_id=lambda: secrets.randbits(64) or 1),
             arena.region,
             namespaces,
             publish=outbox.append,

@@ -8,12 +8,12 @@ from typing import Any
 
 from kvdir.errors import NoSpace
 from peer_agent.memory.arena import free_bytes, no_room
-from peer_agent.memory.slots import ArenaPlan, ClassRequest, plan_classes
+from peer_agent.memory.slots import ArenaPlan, ClassRequest, Spare, plan_classes
 from peer_agent.server.namespaces import Served
 
 
-def plan_arena(served: Sequence[Served], arena_bytes: int) -> ArenaPlan:
-    """Raises ConfigError when a namespace's share does not hold one block."""
+def plan_arena(served: Sequence[Served], arena_bytes: int, spare: Spare) -> ArenaPlan:
+    """arena_bytes: for `served`; spare: on top. Raises ConfigError when a namespace's share does not hold one block."""
     return plan_classes(
         arena_bytes,
         [
@@ -26,6 +26,7 @@ def plan_arena(served: Sequence[Served], arena_bytes: int) -> ArenaPlan:
             )
             for item in served
         ],
+        spare,
     )
 
 
@@ -45,6 +46,7 @@ def capacity_document(plan: ArenaPlan) -> dict[str, Any]:
         "arena_bytes": plan.arena_bytes,
         "payload_bytes": plan.payload_bytes,
         "overhead_bytes": plan.overhead_bytes,
+        "accepts": {"namespaces": plan.spare.namespaces, "each_bytes": plan.spare.each_bytes},
         "classes": [
             {
                 "namespace": item.request.name,

@@ -16,6 +16,7 @@ from kvdir.config import setting
 from kvdir.errors import InvalidInput
 from kvdir.rpc.channel import DEFAULT_MAX_MESSAGE_BYTES
 from peer_agent.memory.pages import HugePages
+from peer_agent.memory.slots import NO_SPARE, Spare
 from peer_agent.transport.tls import TlsFiles
 
 TRANSPORTS = ("shm", "tcp", "ucx", "nixl")
@@ -35,7 +36,15 @@ class AgentConfig:
     namespaces: tuple[str, ...] = setting(
         (), "Files (TOML or JSON) that each describe one namespace to serve.", metavar="FILES"
     )
-    arena_bytes: int = setting(1 << 30, "Memory for blocks. It is taken at start, and refused if it does not fit.")
+    arena_bytes: int = setting(
+        1 << 30, "Memory for blocks of `namespaces`. It is taken at start, and refused if it does not fit."
+    )
+    accept_bytes: int = setting(
+        0,
+        "Memory for each namespace that an engine brings along and no file describes, taken at start for accept_namespaces of "
+        "them; such an agent needs no files. 0: only what files describe is served.",
+    )
+    accept_namespaces: int = setting(4, "How many such namespaces; a hybrid model has one for each of its state groups.")
     prefault: bool = setting(True, "Map every page at start (seconds per 10 GiB) instead of at its first use.")
     huge_pages: str = setting(
         "auto", "Huge pages for the arena: auto, where they can be had; off; require, or no start. See docs/transports.md."
@@ -136,6 +145,11 @@ class AgentConfig:
         return self.engine_listen or f"unix:{self.arena_file}.sock"
 
     @property
+    def spare(self) -> Spare:
+        """For namespaces that engines bring along."""
+        return Spare(self.accept_bytes, self.accept_namespaces) if self.accept_bytes else NO_SPARE
+
+    @property
     def replica_file(self) -> str:
         """Empty: none is kept."""
         return (self.replica_path or f"{self.arena_file}.replica") if self.replica else ""
@@ -149,9 +163,12 @@ class AgentConfig:
     def faults(self) -> list[str]:
         """What is wrong with the whole, one sentence each."""
         out = [*self._address_faults(), *self._limit_faults(), *self._replica_faults()]
-        if not self.namespaces:
+        if self.accept_bytes < 0 or self.accept_namespaces < 1:
+            out.append("accept_bytes: must not be negative, and accept_namespaces at least 1")
+        elif not self.namespaces and not self.accept_bytes:
             out.append(
-                'namespaces: at least one file is required, such as namespaces = ["llama.toml"]; see docs/configuration.md'
+                'namespaces: at least one file is required, such as namespaces = ["llama.toml"], or accept_bytes = "256MiB" '
+                "to serve whatever engines bring along; see docs/configuration.md"
             )
         if not self.node_name or os.sep in self.node_name:
             out.append(f"node: {self.node_name!r} must not be empty or contain {os.sep!r}")

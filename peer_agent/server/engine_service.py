@@ -16,7 +16,7 @@ from typing import Any
 import grpc.aio
 import numpy as np
 
-from kvdir.errors import InvalidInput, KvdirError, RemoteProtocolError, StaleEpoch, UnknownNamespace
+from kvdir.errors import InvalidInput, KvdirError, RemoteProtocolError, StaleEpoch
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import PROTOCOL_VERSION
 from kvdir.obs.logs import say
@@ -24,11 +24,12 @@ from kvdir.rpc.lookup_codec import decode_fingerprints, encode_trust
 from peer_agent.core.effects import Occupancy
 from peer_agent.core.inventory import AGENT
 from peer_agent.core.schedule import Priority
+from peer_agent.server.accepting import Accepting
 from peer_agent.server.device_calls import STAGE_TIME_SHARE, DeviceCalls
 from peer_agent.server.explaining import explanation_json
 from peer_agent.server.identity import Identity, Limits
 from peer_agent.server.load import Directory
-from peer_agent.server.namespaces import check_probe, explain_unknown
+from peer_agent.server.namespaces import check_probe
 from peer_agent.server.reader import Reader
 from peer_agent.server.staging import Stager
 from peer_agent.server.store import Store
@@ -50,9 +51,9 @@ class _Session:
 
 
 class EngineService(DeviceCalls):
-    """writers: which engines may still be writing. publishing: in words, for Inventory.
+    """accepting: for namespaces that no file describes. writers: which engines may still be writing.
 
-    prefill_tokens_per_s: by namespace digest, for engines that do not say it.
+    publishing: in words, for Inventory. prefill_tokens_per_s: by namespace digest, for engines that do not say it.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class EngineService(DeviceCalls):
         identity: Identity,
         limits: Limits,
         *,
+        accepting: Accepting,
         prefetches: OwnedTasks,
         writers: Writers,
         publishing: Callable[[], str],
@@ -75,6 +77,7 @@ class EngineService(DeviceCalls):
         self._directory = directory
         self._identity = identity
         self._limits = limits
+        self._accepting = accepting
         self._prefetches = prefetches
         self._writers = writers
         self._publishing = publishing
@@ -91,14 +94,12 @@ class EngineService(DeviceCalls):
             raise RemoteProtocolError(
                 f"engine speaks protocol {request.protocol_version}, agent {PROTOCOL_VERSION}: run the same release on both"
             )
-        namespace = self._store.namespaces.get(request.namespace_digest)
-        if namespace is None:
-            known = self._store.namespaces.values()
-            raise UnknownNamespace(explain_unknown(request.namespace_digest, request.namespace_canonical_json, known))
+        namespace = self._accepting.described(request.namespace_digest, request.namespace_canonical_json)
         check_probe(request.probe, namespace)
         told = request.prefill_tokens_per_s
         if not 0 <= told < float("inf"):
             raise InvalidInput(f"prefill_tokens_per_s must be a positive number, or 0 when it is not known; is {told}")
+        await self._accepting.accept(namespace)
         session = secrets.randbits(64) or 1
         slots = next(item.slots for item in self._store.occupancy() if item.namespace_digest == namespace.digest)
         self._store.open_session(session)

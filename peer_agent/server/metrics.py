@@ -14,6 +14,7 @@ from kvdir.client.race import RaceCounters
 from kvdir.core.outbox import OwnerOutbox
 from kvdir.obs.call_figures import CallFigures
 from peer_agent.memory.pages import Pages
+from peer_agent.server.accepting import Accepting
 from peer_agent.server.device_metrics import device_families
 from peer_agent.server.nearest import NearestDirectory
 from peer_agent.server.peers import Peers
@@ -47,6 +48,7 @@ class AgentCollector:
         tasks: OwnedTasks,
         planes: dict[str, Transport],
         pages: Pages,
+        accepting: Accepting,
         replica: NodeReplica | None = None,
         nearest: NearestDirectory | None = None,
         races: RaceCounters | None = None,
@@ -63,6 +65,7 @@ class AgentCollector:
         self._tasks = tasks
         self._planes = planes
         self._pages = pages
+        self._accepting = accepting
         self._replica = replica
         self._nearest = nearest
         self._races = races
@@ -92,6 +95,11 @@ class AgentCollector:
         yield GaugeMetricFamily("peer_agent_arena_bytes", "Size of the arena.", value=self._pages.mapped_bytes)
         help = "Of the arena, when the agent started: mapped by huge pages."
         yield GaugeMetricFamily("peer_agent_arena_huge_bytes", help, value=self._pages.huge_bytes)
+        accepted = "Namespaces that engines brought along (accept_bytes); room: how many more there can be."
+        family = GaugeMetricFamily("peer_agent_accepted_namespaces", accepted, labels=["state"])
+        family.add_metric(["accepted"], self._accepting.accepted)
+        family.add_metric(["room"], self._accepting.room)
+        yield family
         yield GaugeMetricFamily("peer_agent_locks", "Locks held by peers and engines.", value=self._store.locks)
         yield GaugeMetricFamily("peer_agent_engine_sessions", "Engines attached.", value=self._store.sessions)
 

@@ -91,6 +91,8 @@ def check_probe(probe: bytes, namespace: Namespace) -> None:
 def explain_unknown(digest: bytes, canonical: bytes, known: Iterable[Namespace]) -> str:
     """Why this namespace is not served: the differences to the nearest one that is."""
     candidates = list(known)
+    if not candidates:
+        return f"namespace {digest.hex()[:16]} is not served here, nor any other yet"
     names = ", ".join(namespace.short for namespace in candidates)
     try:
         asked = Namespace.from_canonical(canonical)

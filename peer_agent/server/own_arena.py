@@ -11,6 +11,7 @@ import os
 from collections.abc import Sequence
 
 from kvdir.obs.logs import say
+from peer_agent.core.slot_table import SlotTable
 from peer_agent.memory import numa
 from peer_agent.memory.arena import Arena
 from peer_agent.memory.layout import SizeClass
@@ -30,11 +31,23 @@ def create_arena(config: AgentConfig, classes: Sequence[SizeClass], *, epoch: in
         prefault=config.prefault,
         huge_pages=wanted,
         numa_node=config.numa_node,
+        spare_bytes=config.spare.total_bytes,
     )
     say(log, logging.INFO, "arena", path=arena.path, bytes=arena.arena_bytes, memory=in_words(arena, config.numa_node))
     if config.prefault and wanted is HugePages.AUTO and not arena.pages.complete:
         say(log, logging.INFO, "not all of the arena is in huge pages", advice=arena.pages.advice())
     return arena
+
+
+def slot_table(placed: SizeClass) -> SlotTable:
+    """Of a size class of the arena, all slots free. Takes as long as there are many: a second for two million."""
+    return SlotTable(
+        placed.namespace_digest,
+        block_bytes=placed.block_bytes,
+        first_offset=placed.first,
+        stride_bytes=placed.stride,
+        slots=placed.slots,
+    )
 
 
 def in_words(arena: Arena, numa_node: int) -> str:

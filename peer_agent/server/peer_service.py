@@ -87,10 +87,12 @@ class PeerService(peer_pb2_grpc.PeerServicer):
 
     async def Sample(self, request: peer_pb2.SampleRequest, context: Context) -> peer_pb2.SampleResponse:
         self._store.admit_lock(for_peers=True)
-        most = max(self._store.occupancy(), key=lambda table: table.committed)
+        answer = peer_pb2.SampleResponse(protocol_version=PROTOCOL_VERSION, epoch=self._identity.epoch)
+        most = max(self._store.occupancy(), key=lambda table: table.committed, default=None)
+        if most is None:
+            return answer
         count = min(request.max_blocks, self._limits.max_fingerprints, request.max_bytes // most.block_bytes)
         held = self._store.held(most.namespace_digest, count)
-        answer = peer_pb2.SampleResponse(protocol_version=PROTOCOL_VERSION, epoch=self._identity.epoch)
         if held:
             lease_s = self._limits.lease_s(request.lease_ms)
             locked = self._store.lock(most.namespace_digest, held[0], session=PEERS, lease_s=lease_s)

@@ -14,6 +14,7 @@ import logging
 import random
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 from kvdir.client.discovery import Discovery
@@ -22,6 +23,7 @@ from kvdir.client.standby import Standby
 from kvdir.core.event import Event, EvictRequest, EvictResult, HeartbeatFigures, OwnerCount
 from kvdir.core.outbox import OwnerOutbox
 from kvdir.location import StreamState, Tier
+from kvdir.namespace import Namespace
 from kvdir.obs.logs import say
 from peer_agent.core.device_pool import DevicePools
 from peer_agent.server.store import Store
@@ -51,11 +53,10 @@ class Publishing:
         self._pools = pools
         self._read_bytes_per_s = read_bytes_per_s
         self._outbox = outbox
-        self._node = identity.node
+        self._identity = identity
         self._coordinators = coordinators
         self._new_publisher = partial(
             Publisher,
-            identity=identity,
             outbox=outbox,
             snapshot=self._snapshot,
             heartbeat=self._heartbeat,
@@ -91,6 +92,12 @@ class Publishing:
             task.cancel()
         await asyncio.gather(*running, *self._ending, return_exceptions=True)
 
+    def announce(self, namespaces: tuple[Namespace, ...]) -> None:
+        """These are the namespaces now: every coordinator hears it before the first event of a new one."""
+        self._identity = replace(self._identity, namespaces=namespaces)
+        for publisher, _ in self._publishers.values():
+            publisher.announce(namespaces)
+
     def stats(self) -> list[PublisherStats]:
         """Also from the thread of the metrics, so of a copy."""
         return [publisher.stats() for publisher, _ in tuple(self._publishers.values())]
@@ -106,7 +113,7 @@ class Publishing:
             say(log, logging.WARNING, "coordinator is listed no more", address=address)
         for address in addresses:
             if address not in self._publishers:
-                publisher = self._new_publisher(address)
+                publisher = self._new_publisher(address, self._identity)
                 task = asyncio.create_task(publisher.run(), name=f"publisher-{address}")
                 task.add_done_callback(self._ended)
                 self._publishers[address] = publisher, task
@@ -137,7 +144,7 @@ class Publishing:
             return  # the answer to our own goodbye
         self.fenced = reason
         fix = "give every agent a node name of its own; this one goes on serving its engines"
-        say(log, logging.ERROR, "fenced, publishing stopped", node=self._node, reason=reason, fix=fix)
+        say(log, logging.ERROR, "fenced, publishing stopped", node=self._identity.node, reason=reason, fix=fix)
 
     def _snapshot(self) -> tuple[int, Iterable[Event]]:
         """Everything visible now, as of the last event: inventory and outbox change in one step, so they agree.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
@@ -29,9 +29,14 @@ log = logging.getLogger(__name__)
 class NodeReplica:
     """reader: looks up in the region, and opens it again by itself when there is a new one."""
 
-    def __init__(self, replica: Replica, path: str, *, unsubscribe: Callable[[], None]) -> None:
+    def __init__(
+        self, replica: Replica, path: str, *, served: Collection[bytes], chosen: bool, unsubscribe: Callable[[], None]
+    ) -> None:
+        """served: namespaces to follow unless others were `chosen`."""
         self.reader = ReplicaReader(path)
         self._replica = replica
+        self._served = frozenset(served)
+        self._chosen = chosen
         self._unsubscribe = unsubscribe
         self._running: asyncio.Task[None] | None = None
 
@@ -52,11 +57,25 @@ class NodeReplica:
             raise ConfigError([f"replica_path: {error}"]) from error
         except ValueError as error:
             raise ConfigError([f"replica_max_bytes: {error}"]) from error
-        return cls(replica, config.replica_file, unsubscribe=discovery.subscribe(addresses.replace))
+        return cls(
+            replica,
+            config.replica_file,
+            served=served,
+            chosen=bool(config.replica_namespaces),
+            unsubscribe=discovery.subscribe(addresses.replace),
+        )
 
     def start(self) -> None:
-        """Follows the coordinators from now on, until `close`."""
-        self._running = asyncio.create_task(self._run(), name="replica")
+        """Follows the coordinators until `close`, from now on, or from the first namespace on that is served."""
+        if self._running is None and (self._served or self._chosen):
+            self._running = asyncio.create_task(self._run(), name="replica")
+
+    def serve(self, digests: Iterable[bytes]) -> None:
+        """The agent serves these namespaces now: they are followed, unless it was configured which."""
+        self._served = frozenset(digests)
+        if not self._chosen:
+            self._replica.choose(self._served)
+            self.start()
 
     async def close(self) -> None:
         """The region goes, readers are told. Idempotent."""

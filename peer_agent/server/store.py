@@ -23,6 +23,7 @@ from peer_agent import _native
 from peer_agent.core.effects import Ended, Locked, Occupancy, Reserved
 from peer_agent.core.inventory import AGENT, PEERS, Inventory
 from peer_agent.core.records import RESERVE_RECORD
+from peer_agent.core.slot_table import SlotTable
 from peer_agent.transport.base import Transport
 
 
@@ -40,7 +41,7 @@ class Store:
         max_locks: int,
         max_fingerprints: int,
     ) -> None:
-        self.namespaces = namespaces
+        self.namespaces = dict(namespaces)
         self.planes: Sequence[Transport] = ()
         self._inventory = inventory
         self._region = region
@@ -50,6 +51,12 @@ class Store:
         self._max_fingerprints = max_fingerprints
         self._done: dict[int, asyncio.Event] = {}
         inventory.tick(clock())  # so that the age of the first blocks counts from now
+
+    def add(self, namespace: Namespace, table: SlotTable) -> None:
+        """Serves one more namespace from now on, from slots that are in the region. Announce it first."""
+        table.now_s = self._clock()
+        self.namespaces[namespace.digest] = namespace  # first: metrics name every table from their own thread
+        self._inventory.add_table(table)
 
     # sessions
 

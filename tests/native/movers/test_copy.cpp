@@ -92,6 +92,43 @@ TEST(damaged_superblocks_are_refused_or_stay_in_range) {
     }
 }
 
+TEST(added_classes_are_whole_for_readers_and_never_overlap) {
+    Arena arena(500, 3);
+    const uint64_t spare = 64 * arena.stride;
+    std::vector<uint8_t> memory(arena.bytes + spare + kAlignBytes);
+    uint8_t* base = memory.data() + (kAlignBytes - reinterpret_cast<uintptr_t>(memory.data()) % kAlignBytes) % kAlignBytes;
+    std::memcpy(base, arena.memory.get(), arena.bytes);
+    reinterpret_cast<Superblock*>(base)->arena_bytes = arena.bytes + spare;
+    reinterpret_cast<Superblock*>(base)->size_class[0].slots = 1;
+    const auto region = [&] { return Region(base, arena.bytes + spare); };
+    std::atomic<bool> done{false};
+    std::thread reader([&] {
+        size_t seen = 1;
+        while (!done.load()) {
+            const Region now = region();  // throws where a class is seen half written
+            CHECK(now.classes().size() >= seen);
+            seen = now.classes().size();
+            CHECK(now.classes().back().slots == 1);
+        }
+    });
+    uint64_t first = arena.bytes;
+    for (uint32_t i = 1; i < kMaxClasses; ++i, first += arena.stride) {
+        const SizeClass added{{}, 500, arena.stride, first, 1};
+        add_class(region(), added);
+        CHECK(refused([&] { add_class(region(), added); }));  // over itself
+        CHECK(region().class_at(first) != nullptr);
+    }
+    done.store(true);
+    reader.join();
+    CHECK(refused([&] { add_class(region(), {{}, 500, arena.stride, first, 1}); }));  // one too many
+    reinterpret_cast<Superblock*>(base)->classes = 1;
+    for (const SizeClass& bad : {SizeClass{{}, 500, arena.stride, arena.bytes + spare, 1}, SizeClass{{}, 500, arena.stride, arena.bytes, 65},
+                                 SizeClass{{}, 500, 64, arena.bytes, 1}, SizeClass{{}, 9000, arena.stride, arena.bytes, 1},
+                                 SizeClass{{}, 500, arena.stride, arena.bytes, 0}, SizeClass{{}, 500, arena.stride, 0, 1}})
+        CHECK(refused([&] { add_class(region(), bad); }));
+    CHECK(region().classes().size() == 1);
+}
+
 TEST(wrong_offsets_change_nothing) {
     Arena arena(1000, 4);
     arena.fill();

@@ -1,0 +1,219 @@
+"""Agents that serve the namespaces that engines bring along (accept_bytes), over real agents in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import tempfile
+import urllib.request
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from kvdir.errors import ConfigError, KvdirError, NoSpace, UnknownNamespace
+from kvdir.namespace import Namespace
+from kvdir.testing.wait import eventually
+from peer_agent.cli.main import main as agent_main
+from peer_agent.client import aio
+from peer_agent.core.effects import LoadStatus
+from peer_agent.memory.arena import Arena
+from peer_agent.memory.layout import SUPERBLOCK_BYTES, SizeClass
+from peer_agent.memory.slots import Spare
+from peer_agent.server.app import Agent
+from peer_agent.server.capacity import plan_arena
+from peer_agent.server.config import AgentConfig
+from peer_agent.testing import Blocks, LocalCluster, local_cluster, sample_namespace
+
+SPARE: dict[str, Any] = {"namespaces": (), "accept_bytes": 1 << 18, "accept_namespaces": 2}
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """Short, because socket paths end at 107 bytes; on a memory file system, where replicas must be."""
+    with tempfile.TemporaryDirectory(prefix="kvdir-test-", dir="/dev/shm") as path:
+        yield Path(path)
+
+
+@pytest.fixture(params=["shm", "tcp"])
+async def pair(directory: Path, request: pytest.FixtureRequest) -> AsyncIterator[LocalCluster]:
+    async with local_cluster(directory, "a", "b", transports=(request.param,), replica=True, **SPARE) as cluster:
+        yield cluster
+
+
+async def attached(agent: Agent, namespace: Namespace) -> aio.Engine:
+    return await aio.connect(agent.ready.engine, namespace=namespace, engine="test")
+
+
+async def test_blocks_are_stored_published_and_read_by_peers_when_engines_bring_the_namespace(pair: LocalCluster) -> None:
+    writer, reader = await pair.engine("a"), await pair.engine("b")
+    fingerprints = pair.blocks.chain(20)
+    assert (await writer.store(fingerprints, pair.blocks.data(fingerprints))).stored == 20
+    await pair.wait_known("a")
+    into = pair.blocks.room(fingerprints)
+    result = await reader.load(fingerprints, into=into)
+    assert result.count(LoadStatus.HIT_PEER) == 20
+    pair.blocks.check(fingerprints, into, result)
+    assert pair.is_synced("a")
+
+
+async def test_every_class_keeps_to_its_own_slots_when_two_namespaces_were_accepted(
+    pair: LocalCluster,
+) -> None:
+    other = sample_namespace(model="second", block_bytes=1000)
+    first = await pair.engine("a")
+    mine, theirs = pair.blocks.chain(8), Blocks(other).chain(8)
+    await first.store(mine, pair.blocks.data(mine))
+    async with await attached(pair.agents["a"], other) as second:
+        await second.store(theirs, Blocks(other).data(theirs))
+        into = Blocks(other).room(theirs)
+        Blocks(other).check(theirs, into, result := await second.load(theirs, into=into))
+        assert result.count(LoadStatus.HIT_LOCAL) == 8
+    into = pair.blocks.room(mine)
+    pair.blocks.check(mine, into, result := await first.load(mine, into=into))
+    assert result.count(LoadStatus.HIT_LOCAL) == 8
+    await pair.wait_known("a")
+    async with await attached(pair.agents["b"], other) as reader:
+        into = Blocks(other).room(theirs)
+        result = await reader.load(theirs, into=into)
+        assert result.count(LoadStatus.HIT_PEER) == 8
+        Blocks(other).check(theirs, into, result)
+
+
+async def test_second_engine_shares_the_class_when_it_brings_the_same_namespace(pair: LocalCluster) -> None:
+    writer, reader = await pair.engine("a"), await pair.engine("a")
+    fingerprints = pair.blocks.chain(4)
+    await writer.store(fingerprints, pair.blocks.data(fingerprints))
+    assert (await reader.lookup(fingerprints)).local == b"\1" * 4
+    assert len(pair.agents["a"].store.occupancy()) == 1
+
+
+async def test_blocks_stay_when_the_engine_that_brought_the_namespace_has_gone(pair: LocalCluster) -> None:
+    fingerprints = pair.blocks.chain(4)
+    async with await attached(pair.agents["a"], pair.namespace) as writer:
+        await writer.store(fingerprints, pair.blocks.data(fingerprints))
+    await eventually(lambda: pair.agents["a"].store.sessions == 0, what="the engine has gone")
+    await pair.wait_known("a")
+    reader = await pair.engine("b")
+    result = await reader.load(fingerprints, into=pair.blocks.room(fingerprints))
+    assert result.count(LoadStatus.HIT_PEER) == 4
+
+
+async def test_replica_follows_a_namespace_when_an_engine_brings_it(pair: LocalCluster) -> None:
+    writer, _ = await pair.engine("a"), await pair.engine("b")
+    fingerprints = pair.blocks.chain(6)
+    await writer.store(fingerprints, pair.blocks.data(fingerprints))
+    replica = pair.agents["b"].replica
+    assert replica is not None
+    digest = pair.namespace.digest
+    await eventually(lambda: replica.reader.lookup(digest, fingerprints).hits == 6, what="b's replica knows a's blocks")
+    other = sample_namespace(model="second")
+    async with await attached(pair.agents["a"], other) as second, await attached(pair.agents["b"], other):
+        theirs = Blocks(other).chain(3)
+        await second.store(theirs, Blocks(other).data(theirs))
+        await eventually(lambda: replica.reader.lookup(other.digest, theirs).hits == 3, what="and those of the second one")
+        assert replica.reader.lookup(digest, fingerprints).hits == 6
+
+
+async def test_engine_brings_its_namespace_again_when_the_agent_restarted(pair: LocalCluster) -> None:
+    engine = await pair.engine("a")
+    fingerprints = pair.blocks.chain(4)
+    await engine.store(fingerprints, pair.blocks.data(fingerprints))
+    address = pair.agents["a"].ready.engine
+    await pair.stop_agent("a")
+    assert (await pair.start_agent("a")).ready.engine == address
+    async with asyncio.timeout(10):
+        while (await engine.store(fingerprints, pair.blocks.data(fingerprints))).stored != 4:
+            with contextlib.suppress(KvdirError):
+                await engine.attach(timeout_s=1.0)
+    await pair.wait_known("a")
+    assert pair.known_blocks("a") == 4
+
+
+async def test_refusal_says_what_to_do_when_there_is_no_room_or_no_geometry(directory: Path) -> None:
+    async with local_cluster(directory, "a", coordinator=False, **SPARE) as cluster:
+        agent = cluster.agents["a"]
+        with pytest.raises(NoSpace, match=r"accept_bytes is 256.0 KiB.*restart the agent with more"):
+            await attached(agent, sample_namespace(model="large", block_bytes=1 << 18))
+        announced = Namespace.announced(model="m", block_tokens=16, hash_scheme="vllm:sha256", hash_seed="0")
+        with pytest.raises(UnknownNamespace, match="only announced"):
+            await attached(agent, announced)
+        for number in range(2):
+            await (await attached(agent, sample_namespace(model=f"m{number}"))).close()
+        with pytest.raises(NoSpace, match=r"accept_namespaces is 2.*m0@.*, m1@.*run another one"):
+            await attached(agent, sample_namespace(model="m2"))
+        await (await attached(agent, sample_namespace(model="m1"))).close()
+
+
+async def test_unknown_namespace_is_refused_with_both_ways_out_when_none_is_accepted(directory: Path) -> None:
+    async with local_cluster(directory, "a", coordinator=False) as cluster:
+        with pytest.raises(UnknownNamespace, match=r"differs: model.*accept_bytes"):
+            await attached(cluster.agents["a"], sample_namespace(model="other"))
+
+
+async def test_configured_namespaces_keep_their_memory_when_others_are_accepted(directory: Path) -> None:
+    async with local_cluster(directory, "a", coordinator=False, accept_bytes=1 << 18) as cluster:
+        before = cluster.agents["a"].store.occupancy()
+        other = sample_namespace(model="second")
+        async with await attached(cluster.agents["a"], other) as engine:
+            theirs = Blocks(other).chain(100)
+            result = await engine.store(theirs, Blocks(other).data(theirs))
+        after = cluster.agents["a"].store.occupancy()
+        assert after[0] == before[0]
+        assert result.stored == after[1].slots == (1 << 18) // (4096 + 128)
+
+
+async def test_inventory_and_metrics_show_what_was_accepted_and_the_room_left(directory: Path) -> None:
+    async with local_cluster(directory, "a", coordinator=False, **(SPARE | {"http_listen": "127.0.0.1:0"})) as cluster:
+        agent = cluster.agents["a"]
+        async with await attached(agent, cluster.namespace):
+            text = (await _fetch(f"http://{agent.ready.http}/metrics")).decode()
+        assert 'peer_agent_accepted_namespaces{state="accepted"} 1.0' in text
+        assert 'peer_agent_accepted_namespaces{state="room"} 1.0' in text
+        assert f'peer_agent_slots{{namespace="{cluster.namespace.short}",state="free"}}' in text
+
+
+async def _fetch(url: str) -> bytes:
+    def get() -> bytes:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return bytes(answer.read())
+
+    return await asyncio.to_thread(get)
+
+
+def test_dry_run_shows_the_spare_part_when_namespaces_are_accepted(directory: Path) -> None:
+    arena = ["--arena-path", str(directory / "x"), "--accept-bytes", "1MiB", "--accept-namespaces", "3"]
+    document = json.loads(CliRunner().invoke(agent_main, ["serve", "--dry-run", "--output", "json", *arena]).stdout)
+    assert document["accepts"] == {"namespaces": 3, "each_bytes": 1 << 20}
+    assert document["arena_bytes"] == SUPERBLOCK_BYTES + 3 * (1 << 20)
+    text = CliRunner().invoke(agent_main, ["serve", "--dry-run", *arena]).stdout
+    assert "3 namespaces" in " ".join(text.split())
+
+
+def test_start_is_refused_when_there_is_neither_a_file_nor_accept_bytes(directory: Path) -> None:
+    result = CliRunner().invoke(agent_main, ["serve", "--dry-run", "--arena-path", str(directory / "x")])
+    assert result.exit_code != 0
+    assert "accept_bytes" in " ".join(result.output.split())
+
+
+def test_readers_see_an_added_class_when_they_mapped_the_arena_before(directory: Path) -> None:
+    path, added = directory / "arena", SizeClass(b"b" * 32, 500, 3)
+    with Arena.create(path, [], epoch=7, spare_bytes=10_000) as owner, Arena.open(path, writable=False) as reader:
+        assert (owner.classes, owner.spare_bytes) == ((), 10_000 // 128 * 128)
+        owner.add_class(added)
+        assert owner.classes[0].first == SUPERBLOCK_BYTES
+        with pytest.raises(ValueError, match="leaves the arena"):
+            owner.add_class(SizeClass(b"c" * 32, 500, 100))
+        with Arena.open(path, writable=False) as later:
+            assert later.classes == owner.classes
+        assert reader.region[:SUPERBLOCK_BYTES] == owner.region[:SUPERBLOCK_BYTES]
+
+
+def test_faults_are_all_named_when_the_settings_are_impossible() -> None:
+    faults = AgentConfig(accept_bytes=-1).faults()
+    assert any("accept_bytes: must not be negative" in fault for fault in faults)
+    with pytest.raises(ConfigError, match="room for 63"):
+        plan_arena([], 1, Spare(1 << 20, 64))
