@@ -21,6 +21,7 @@ against a brute-force oracle (tests/model/test_restore_points_model.py). Pure.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -54,7 +55,7 @@ class GroupHits:
 
     held_blocks: of the prompt's, anywhere. prefix_tokens: covered by the first blocks without a hole. reach_tokens: the
     largest point at which this group alone could be restored. missing_blocks: of those that the best point of the whole
-    asks of this group, or for draft state would; 0 for required groups, by definition.
+    asks of this group; 0 but for draft state.
     """
 
     kind: str
@@ -67,25 +68,27 @@ class GroupHits:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RestorePoints:
-    """best_tokens: the largest legal point, 0 for none. points: all of them, ascending, without 0. partial: per group.
-
-    prompt_tokens: as asked, None for an open end.
-    """
+    """best_tokens: the largest legal point, 0 for none. points: all of them, ascending, without 0. prompt_tokens: as asked."""
 
     best_tokens: int
     points: Tokens
-    partial: tuple[GroupHits, ...]
     prompt_tokens: int | None
-    _needs: tuple[_Need, ...] = field(repr=False)
+    _groups: Sequence[_Found] = field(repr=False)
 
     @property
     def computed_tokens(self) -> int:
         """How many tokens an engine that restores the best point need not compute: the last one of the prompt always is."""
         return self.best_tokens if self.prompt_tokens is None else max(0, min(self.best_tokens, self.prompt_tokens - 1))
 
+    @property
+    def partial(self) -> tuple[GroupHits, ...]:
+        """Per group, what is there of it. Costs as much again as the answer itself."""
+        return tuple(found.reported(self.best_tokens) for found in self._groups)
+
     def needs(self, group: int, tokens: int | None = None) -> range:
-        """Positions of the blocks of `group` that a restore at `tokens` (default: the best point) reads."""
-        return self._needs[group].blocks(self.best_tokens if tokens is None else tokens, self.prompt_tokens)
+        """Positions of the blocks of `group` that a restore at `tokens` (default: the best point) reads. For a draft group:
+        those that would save it from starting anew."""
+        return self._groups[group].need.blocks(self.best_tokens if tokens is None else tokens, self.prompt_tokens)
 
 
 def restore_points(
@@ -100,21 +103,13 @@ def restore_points(
     """
     if not groups or len(groups) != len(hits_by_group):
         raise ValueError(f"{len(hits_by_group)} lists of hits for {len(groups)} state groups: pass one each, for one or more")
-    optional = [group.kind == StateKind.DRAFT for group in groups]
-    if all(optional):
-        optional = [False] * len(groups)
-    needs = tuple(_Need.of(group, block_tokens, lacking) for group, lacking in zip(groups, optional, strict=True))
-    hits = [_bools(given, need, prompt_tokens) for given, need in zip(hits_by_group, needs, strict=True)]
-    legal = [need.legal(held, prompt_tokens) for need, held in zip(needs, hits, strict=True)]
-    stride = math.lcm(*(need.block_tokens for need in needs if not need.optional))
-    common = _common([(ok, stride // need.block_tokens) for ok, need in zip(legal, needs, strict=True) if not need.optional])
-    points = (np.flatnonzero(common) + 1) * stride
-    best = int(points[-1]) if len(points) else 0
-    partial = tuple(
-        _reported(group.kind, need, held, ok, best, prompt_tokens)
-        for group, need, held, ok in zip(groups, needs, hits, legal, strict=True)
-    )
-    return RestorePoints(best, points, partial, prompt_tokens, needs)
+    needs = _needs(tuple((group.kind, group.window_tokens, group.block_tokens or block_tokens) for group in groups))
+    found = [_Found.of(need, hits, prompt_tokens) for need, hits in zip(needs, hits_by_group, strict=True)]
+    required = [item for item in found if not item.need.optional]
+    stride = math.lcm(*(item.need.block_tokens for item in required))
+    common = _common([(item.legal, stride // item.need.block_tokens) for item in required])
+    points = (common.nonzero()[0] + 1) * stride
+    return RestorePoints(int(points[-1]) if len(points) else 0, points, prompt_tokens, found)
 
 
 def union(hits: Sequence[Hits]) -> Bools:
@@ -131,15 +126,14 @@ def intersection(hits: Sequence[Hits]) -> Bools:
 class _Need:
     """What a group needs for a restore: the module docstring, per group. window_tokens: 0 where the whole prefix is needed."""
 
+    kind: str
     block_tokens: int
-    recurrent: bool
     window_tokens: int
     optional: bool
 
-    @classmethod
-    def of(cls, group: Group, block_tokens: int, optional: bool) -> _Need:
-        window_tokens = group.window_tokens if group.kind == StateKind.SLIDING_WINDOW else 0
-        return cls(group.block_tokens or block_tokens, group.kind == StateKind.RECURRENT, window_tokens, optional)
+    @property
+    def recurrent(self) -> bool:
+        return self.kind == StateKind.RECURRENT
 
     def blocks(self, tokens: int, prompt_tokens: int | None) -> range:
         """Of a legal `tokens`."""
@@ -150,7 +144,7 @@ class _Need:
             return range(end)
         next_token = tokens if prompt_tokens is None or tokens < prompt_tokens else prompt_tokens - 1
         first_token = max(0, next_token - (self.window_tokens - 1))
-        return range(first_token // self.block_tokens, end) if first_token < next_token else range(end, end)
+        return range(first_token // self.block_tokens, end)
 
     def legal(self, held: Bools, prompt_tokens: int | None) -> Bools:
         """By boundary, the first one at block_tokens: whether this group can be restored there."""
@@ -170,34 +164,60 @@ class _Need:
         return ok
 
 
+@functools.lru_cache(maxsize=256)
+def _needs(groups: tuple[tuple[str, int, int], ...]) -> tuple[_Need, ...]:
+    """Of (kind, window_tokens, block_tokens) each. Draft state is optional, unless there is nothing else."""
+    optional = StateKind.DRAFT if any(kind != StateKind.DRAFT for kind, _, _ in groups) else ""
+    return tuple(
+        _Need(kind, block_tokens, window_tokens if kind == StateKind.SLIDING_WINDOW else 0, kind == optional)
+        for kind, window_tokens, block_tokens in groups
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Found:
+    """A group with what is held of it, and where that lets it be restored."""
+
+    need: _Need
+    held: Bools
+    legal: Bools
+
+    @classmethod
+    def of(cls, need: _Need, hits: Hits, prompt_tokens: int | None) -> _Found:
+        held = _as_bools(hits)
+        if prompt_tokens is not None:
+            held = held[: max(0, prompt_tokens) // need.block_tokens]
+        return cls(need, held, need.legal(held, prompt_tokens))
+
+    def reported(self, best_tokens: int) -> GroupHits:
+        need, reach = self.need, self.legal.nonzero()[0]
+        wanted = best_tokens // need.block_tokens if need.optional else 0  # a required group misses none, by definition
+        return GroupHits(
+            kind=need.kind,
+            block_tokens=need.block_tokens,
+            held_blocks=int(np.count_nonzero(self.held)),
+            prefix_tokens=_run(self.held) * need.block_tokens,
+            reach_tokens=(int(reach[-1]) + 1) * need.block_tokens if len(reach) else 0,
+            missing_blocks=wanted - int(np.count_nonzero(self.held[:wanted])),
+        )
+
+
 def _window_held(held: Bools, blocks: int) -> Bools:
     """By boundary: whether the last `blocks` blocks before it are held, or all of them where there are fewer."""
-    missing = np.zeros(len(held) + 1, np.int32)
-    np.cumsum(~held, dtype=np.int32, out=missing[1:])
-    return np.asarray(missing[1:] == missing[np.maximum(np.arange(1, len(held) + 1) - blocks, 0)])
+    blocks = min(blocks, len(held))
+    missing = np.zeros(blocks + len(held) + 1, np.int32)  # before the first block nothing is missing
+    np.cumsum(~held, dtype=np.int32, out=missing[blocks + 1 :])
+    return np.asarray(missing[blocks + 1 :] == missing[1 : len(held) + 1], np.bool_)
 
 
 def _common(legal: Sequence[tuple[Bools, int]]) -> Bools:
     """By common boundary: whether every group is legal there. With each group's how many of its blocks lie between two."""
-    chosen = [ok[every - 1 :: every] for ok, every in legal]
+    chosen = [ok[every - 1 :: every] if every > 1 else ok for ok, every in legal]
     shortest = min(map(len, chosen))
-    return np.asarray(np.logical_and.reduce([ok[:shortest] for ok in chosen]), np.bool_)
-
-
-def _reported(kind: str, need: _Need, held: Bools, legal: Bools, best: int, prompt_tokens: int | None) -> GroupHits:
-    reach = np.flatnonzero(legal)
-    missing = 0
-    if need.optional:  # a draft's blocks need not lie on the common boundaries
-        wanted = held[: best // need.block_tokens]
-        missing = best // need.block_tokens - int(np.count_nonzero(wanted))
-    return GroupHits(
-        kind=kind,
-        block_tokens=need.block_tokens,
-        held_blocks=int(np.count_nonzero(held)),
-        prefix_tokens=_run(held) * need.block_tokens,
-        reach_tokens=(int(reach[-1]) + 1) * need.block_tokens if len(reach) else 0,
-        missing_blocks=missing,
-    )
+    common = chosen[0][:shortest].copy()
+    for ok in chosen[1:]:
+        common &= ok[:shortest]
+    return common
 
 
 def _run(held: Bools) -> int:
@@ -206,12 +226,7 @@ def _run(held: Bools) -> int:
     return first_hole if len(held) and not held[first_hole] else len(held)
 
 
-def _bools(hits: Hits, need: _Need, prompt_tokens: int | None) -> Bools:
-    held = _as_bools(hits)
-    return held if prompt_tokens is None else held[: max(0, prompt_tokens) // need.block_tokens]
-
-
 def _as_bools(hits: Hits) -> Bools:
     if isinstance(hits, np.ndarray):
         return np.asarray(hits, np.bool_)
-    return np.asarray(np.frombuffer(hits, np.uint8), np.bool_)
+    return np.frombuffer(hits, np.uint8).astype(np.bool_)
