@@ -8,7 +8,17 @@ from kvdir.engines.cursor import EngineCursor
 from kvdir.engines.dialects import COUNTS_COPIES, DIALECTS, decode
 from kvdir.engines.door import Door
 from kvdir.engines.effects import AskReplay, CursorEffect, Deliver, Doubt, Lost, NewLife
-from kvdir.engines.events import Cleared, DecodedBatch, EngineEvent, Group, Reason, Removed, Stored
+from kvdir.engines.events import (
+    Cleared,
+    DecodedBatch,
+    EngineEvent,
+    Group,
+    Reason,
+    Removed,
+    Stored,
+    adapter_of,
+    tenant_of,
+)
 from kvdir.engines.parts import EngineIdentity, told_scheme
 from kvdir.engines.residency import Applied, Residency
 from kvdir.engines.wire import END_SEQ, Frame, read_frame
@@ -36,7 +46,9 @@ __all__ = [
     "Removed",
     "Residency",
     "Stored",
+    "adapter_of",
     "decode",
     "read_frame",
+    "tenant_of",
     "told_scheme",
 ]

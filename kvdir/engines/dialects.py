@@ -10,31 +10,38 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from kvdir.engines import sglang, vllm
+from kvdir.engines import dynamo, rfc1527, sglang, vllm
 from kvdir.engines.door import Door
 from kvdir.engines.events import DecodedBatch, EngineEvent, Reason
-from kvdir.engines.wire import NO_REJECTS, count, split
+from kvdir.engines.intake import Intake, Refused
+from kvdir.engines.wire import split
 from kvdir.errors import InvalidInput
 
-Read = Callable[[bytes | msgspec.Raw, dict[Reason, int], Door | None], EngineEvent | None]
+Read = Callable[[bytes | msgspec.Raw, Intake], EngineEvent]
 
-DIALECTS: Mapping[str, Read] = {"vllm": vllm.read, "sglang": sglang.read}
+DIALECTS: Mapping[str, Read] = {"vllm": vllm.read, "sglang": sglang.read, "dynamo": dynamo.read, "mooncake": rfc1527.read}
 
 COUNTS_COPIES = frozenset({"vllm"})
 """Dialects in which a block stored twice must be removed twice. The others tell of a set: SGLang's tree has each page once per
 tier, Dynamo's relay passes on the last removal only, Mooncake's master repeats what it holds."""
 
 
-def decode(dialect: str, payload: bytes, *, door: Door | None = None) -> DecodedBatch:
-    """One message. dialect: a name in DIALECTS (InvalidInput otherwise). door: asked until it is settled."""
+def decode(dialect: str, payload: bytes, *, door: Door | None = None, owner: str = "") -> DecodedBatch:
+    """One message. dialect: a name in DIALECTS (InvalidInput otherwise). door: asked until it is settled.
+
+    owner: the backend (mooncake) or worker (dynamo) whose events to take; empty: everybody's.
+    """
     read = DIALECTS.get(dialect)
     if read is None:
         raise InvalidInput(f"event dialect {dialect!r} is unknown; one of {', '.join(DIALECTS)}")
     batch = split(payload)
-    rejected: dict[Reason, int] = {}
-    if batch.reason is not None:
-        count(rejected, batch.reason)
-    was_settled = door is None or door.settled
-    events = tuple([event for raw in batch.events if (event := read(raw, rejected, door)) is not None])
-    mismatch = "" if door is None or was_settled else door.mismatch
-    return DecodedBatch(batch.ts_s, batch.dp_rank, events, rejected or NO_REJECTS, mismatch)
+    intake = Intake(door, owner)
+    asked = intake.door
+    events: list[EngineEvent] = []
+    rejected: dict[Reason, int] = {} if batch.reason is None else {batch.reason: 1}
+    for raw in batch.events:
+        try:
+            events.append(read(raw, intake))
+        except Refused as refused:
+            rejected[refused.reason] = rejected.get(refused.reason, 0) + 1
+    return DecodedBatch(batch.ts_s, batch.dp_rank, tuple(events), rejected, asked.mismatch if asked is not None else "")

@@ -9,6 +9,9 @@ their tokens one by one (hybrid models), so `parent` and order are hints. What c
 from __future__ import annotations
 
 import enum
+import hashlib
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -17,6 +20,40 @@ from kvdir.location import Tier
 from kvdir.namespace import NO_TENANT, StateKind
 
 NO_ADAPTER = "none"
+
+
+_DIGEST = re.compile(r"salt:[0-9a-f]{32}")
+_RESERVED = frozenset({"none", "auto", "default", "unknown", ""})
+
+
+def adapter_of(lora_name: str | None) -> str:
+    """The `adapter` of a namespace for an engine's LoRA name. Names that mean something else there are quoted."""
+    if lora_name is None:
+        return NO_ADAPTER
+    plain = lora_name.lower() not in _RESERVED and lora_name.strip() == lora_name and not lora_name.startswith('"')
+    return lora_name if plain else json.dumps(lora_name)
+
+
+def lora_name_of(adapter: str) -> str | None:
+    """The engine's LoRA name of an `adapter`: the inverse of `adapter_of`."""
+    if adapter == NO_ADAPTER:
+        return None
+    return str(json.loads(adapter)) if adapter.startswith('"') else adapter
+
+
+def tenant_of(tenant_id: str | None, salt: str | None = None) -> str:
+    """The `tenant` of a namespace for a router's tenant and salt: a digest, so neither leaves; "none" where both are unset.
+
+    A short salt can be guessed from its digest: it keeps tenants apart, it is no secret. A salt that is such a digest already
+    (an event of ours read back) stands for itself.
+    """
+    named = "" if tenant_id in (None, "default") else tenant_id or ""
+    if not named and not salt:
+        return NO_TENANT
+    if salt is not None and not named and _DIGEST.fullmatch(salt):
+        return salt
+    raw = json.dumps([named, salt or ""]).encode()
+    return "salt:" + hashlib.blake2b(raw, digest_size=16, person=b"kvdir-tenant").hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 
 from kvdir.engines import vllm
-from kvdir.engines.door import Door
-from kvdir.engines.events import EngineEvent, Reason
-from kvdir.engines.wire import Undecodable, count
+from kvdir.engines.events import EngineEvent
+from kvdir.engines.intake import Intake, Refused
+from kvdir.engines.wire import Undecodable, is_map
 
 _NIL = msgspec.Raw(b"\xc0")
 
@@ -38,13 +38,12 @@ class StoredItems(msgspec.Struct, tag="BlockStored", array_like=True):
 _ITEMS = msgspec.msgpack.Decoder(StoredItems | vllm.RemovedItems | vllm.ClearedItems)
 
 
-def read(raw: bytes | msgspec.Raw, rejected: dict[Reason, int], door: Door | None = None) -> EngineEvent | None:
-    """One event, or None and a count of why not."""
-    if vllm.is_map(raw):
-        return vllm.read(raw, rejected, door)
+def read(raw: bytes | msgspec.Raw, intake: Intake) -> EngineEvent:
+    """One event. Raises Refused."""
+    if is_map(raw):
+        return vllm.read(raw, intake)
     try:
         fields = _ITEMS.decode(raw)
-    except Undecodable:
-        count(rejected, vllm.refused(raw))
-        return None
-    return vllm.translate(fields, rejected, door)
+    except Undecodable as error:
+        raise Refused(vllm.refused(raw)) from error
+    return vllm.translate(fields, intake)

@@ -18,11 +18,12 @@ from typing import Any
 
 import msgspec
 
-from kvdir.engines.door import Door
-from kvdir.engines.events import NO_ADAPTER, Cleared, EngineEvent, Group, Reason, Removed, Stored
+from kvdir.engines.events import NO_ADAPTER, Cleared, EngineEvent, Group, Reason, Removed, Stored, adapter_of
+from kvdir.engines.intake import Intake, Refused
 from kvdir.engines.media import kind_of, tier_of
 from kvdir.engines.msgpack import array_length
-from kvdir.engines.wire import MAX_HASHES, Undecodable, count, pack
+from kvdir.engines.wire import MAX_HASHES, Undecodable, is_map, pack
+from kvdir.location import Tier
 from kvdir.namespace import StateKind
 
 MAX_BLOCK_TOKENS = 1 << 20
@@ -98,37 +99,28 @@ _TYPES = ("BlockStored", "BlockRemoved", "AllBlocksCleared")
 _EXTRA_KEYS = msgspec.msgpack.Decoder(list[Any])
 
 
-def is_map(raw: bytes | msgspec.Raw) -> bool:
-    """Whether an encoded event is a map; an array otherwise (or nothing that is known)."""
-    first = bytes(memoryview(raw)[:1])
-    return bool(first) and (0x80 <= first[0] <= 0x8F or first[0] in (0xDE, 0xDF))
-
-
-def read(raw: bytes | msgspec.Raw, rejected: dict[Reason, int], door: Door | None = None) -> EngineEvent | None:
-    """One event, or None and a count of why not."""
+def read(raw: bytes | msgspec.Raw, intake: Intake) -> EngineEvent:
+    """One event. Raises Refused."""
     try:
         fields = (_FIELDS if is_map(raw) else _ITEMS).decode(raw)
-    except Undecodable:
-        count(rejected, refused(raw))
-        return None
-    return translate(fields, rejected, door)
+    except Undecodable as error:
+        raise Refused(refused(raw)) from error
+    return translate(fields, intake)
 
 
-def translate(fields: Any, rejected: dict[Reason, int], door: Door | None) -> EngineEvent | None:
+def translate(fields: Any, intake: Intake) -> EngineEvent:
     """The event that decoded fields mean. fields: of this module's classes, or of others with the same names."""
     if isinstance(fields, ClearedFields | ClearedItems):
         return Cleared()
     tier = tier_of(fields.medium, getattr(fields, "locality", None))
     if tier is None:
-        count(rejected, Reason.UNKNOWN_MEDIUM)
-        return None
+        raise Refused(Reason.UNKNOWN_MEDIUM)
     packed = pack(fields.block_hashes)
     if packed is None or len(fields.block_hashes) > MAX_HASHES:
-        count(rejected, Reason.BAD_HASH if packed is None else Reason.TOO_LARGE)
-        return None
+        raise Refused(Reason.BAD_HASH if packed is None else Reason.TOO_LARGE)
     if isinstance(fields, RemovedFields | RemovedItems):
         return Removed(*packed, tier, Group(fields.group_idx))
-    return _stored(fields, *packed, tier, rejected, door)
+    return _stored(fields, *packed, tier, intake)
 
 
 def refused(raw: bytes | msgspec.Raw) -> Reason:
@@ -140,29 +132,32 @@ def refused(raw: bytes | msgspec.Raw) -> Reason:
     return Reason.UNKNOWN_EVENT if isinstance(name, str) and name not in _TYPES else Reason.UNDECODABLE_EVENT
 
 
-def _stored(fields: Any, packed: bytes, width: int, tier: Any, rejected: dict[Reason, int], door: Door | None) -> Stored | None:
+def _stored(fields: Any, packed: bytes, width: int, tier: Tier, intake: Intake) -> Stored:
     parent = (b"", 0) if fields.parent_block_hash is None else pack([fields.parent_block_hash])
     if parent is None:
-        count(rejected, Reason.BAD_HASH)
-        return None
+        raise Refused(Reason.BAD_HASH)
     if fields.lora_name is None and fields.lora_id is not None:
-        count(rejected, Reason.LORA_WITHOUT_NAME)
-        return None
+        raise Refused(Reason.LORA_WITHOUT_NAME)
     group = group_of(fields.group_idx, fields.kv_cache_spec_kind, fields.kv_cache_spec_sliding_window)
     block_tokens = fields.block_size or 0
-    if group is None or not 0 <= block_tokens <= MAX_BLOCK_TOKENS:
-        count(rejected, Reason.UNKNOWN_KIND if group is None else Reason.UNDECODABLE_EVENT)
-        return None
-    begins = not parent[0] and packed != b""
-    keys = _first_keys(fields.extra_keys) if begins else []
-    adapter = fields.lora_name or NO_ADAPTER
-    salted = begins and (bytes(fields.cache_salt) != b"\xc0" if hasattr(fields, "cache_salt") else False)
-    salted = salted or any(_may_be_salt(key, adapter) for key in keys)
-    if begins and not keys and door is not None and not door.settled and not salted and adapter == NO_ADAPTER:
-        items = array_length(fields.token_ids)
-        if block_tokens and items == block_tokens * (len(packed) // width):
+    if group is None:
+        raise Refused(Reason.UNKNOWN_KIND)
+    if not 0 <= block_tokens <= MAX_BLOCK_TOKENS:
+        raise Refused(Reason.UNDECODABLE_EVENT)
+    adapter = adapter_of(fields.lora_name)
+    salted = False
+    if not parent[0] and packed:
+        keys = _first_keys(fields.extra_keys)
+        salted = not _is_nil(getattr(fields, "cache_salt", _NIL)) or any(_may_be_salt(key, fields.lora_name) for key in keys)
+        plain = not keys and not salted and adapter == NO_ADAPTER and block_tokens > 0
+        # Only where hashes and tokens go together block by block: hybrid groups list fewer hashes than tokens.
+        if (door := intake.door) and plain and array_length(fields.token_ids) == block_tokens * (len(packed) // width):
             door.check(fields.token_ids, block_tokens, packed[:width])
     return Stored(packed, width, tier, group, block_tokens, adapter, salted, parent[0])
+
+
+def _is_nil(raw: msgspec.Raw) -> bool:
+    return bytes(memoryview(raw)[:1]) == b"\xc0"
 
 
 @functools.lru_cache(maxsize=256)
@@ -187,8 +182,8 @@ def _first_keys(extra_keys: msgspec.Raw) -> list[Any]:
     return first if isinstance(first, list) else []
 
 
-def _may_be_salt(key: object, adapter: str) -> bool:
+def _may_be_salt(key: object, lora_name: str | None) -> bool:
     """Whether it is a salt. Multimodal ids come as pairs, or, before vLLM 0.19, as 64 hex digits; embeddings as bytes."""
-    if not isinstance(key, str) or key == adapter:
+    if not isinstance(key, str) or key == lora_name:
         return False
     return not (len(key) == _DIGEST_CHARACTERS and all(character in "0123456789abcdef" for character in key))

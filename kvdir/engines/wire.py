@@ -12,7 +12,7 @@ Sources: vllm/distributed/kv_events.py 0.32, sglang/srt/disaggregation/kv_events
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -81,7 +81,7 @@ def split(payload: bytes) -> RawBatch:
     if len(payload) > MAX_PAYLOAD_BYTES:
         return RawBatch(0.0, None, (), Reason.TOO_LARGE)
     try:
-        batch: _Array | _Map = (_MAP if payload[:1] and _is_map(payload[0]) else _ARRAY).decode(payload)
+        batch: _Array | _Map = (_MAP if is_map(payload) else _ARRAY).decode(payload)
     except Undecodable:
         return _salvage(payload)
     if isinstance(batch, _Array):
@@ -95,23 +95,23 @@ def split(payload: bytes) -> RawBatch:
     return RawBatch(_seconds(ts), _rank(rank), events, reason)
 
 
-def _is_map(first: int) -> bool:
-    return 0x80 <= first <= 0x8F or first in (0xDE, 0xDF)
+def is_map(raw: bytes | msgspec.Raw) -> bool:
+    """Whether an encoded object is a map; an array otherwise, or nothing that is known."""
+    first = bytes(memoryview(raw)[:1])
+    return bool(first) and (0x80 <= first[0] <= 0x8F or first[0] in (0xDE, 0xDF))
 
 
 def _salvage(payload: bytes) -> RawBatch:
-    """Of a batch that the decoder refuses as a whole, the events that are well-formed."""
+    """Of a batch that the decoder refuses as a whole, the events that are well-formed. A map may be one event by itself."""
     try:
-        at, items, is_map = header(payload, 0)
-        if is_map:
-            return RawBatch(0.0, None, (), Reason.UNDECODABLE_BATCH)
-        if items < 2:
-            return RawBatch(0.0, None, (), Reason.UNDECODABLE_BATCH)
+        at, items, a_map = header(payload, 0)
+        if a_map:
+            return RawBatch(0.0, None, (payload,))
         at, _ = skip(payload, at)
-        at, count, is_map = header(payload, at)
+        at, count, a_map = header(payload, at)
     except Malformed:
         return RawBatch(0.0, None, (), Reason.UNDECODABLE_BATCH)
-    if is_map:
+    if a_map or items < 2:
         return RawBatch(0.0, None, (), Reason.UNDECODABLE_BATCH)
     events: list[bytes] = []
     reason = None
@@ -158,11 +158,3 @@ def pack(hashes: Sequence[int | bytes]) -> tuple[bytes, int] | None:
     if not all(isinstance(item, int) and -(1 << 63) <= item <= _U64 for item in hashes):
         return None
     return b"".join((int(item) & _U64).to_bytes(8, "big") for item in hashes), 8
-
-
-def count(rejected: dict[Reason, int], reason: Reason) -> None:
-    """One more for this reason."""
-    rejected[reason] = rejected.get(reason, 0) + 1
-
-
-NO_REJECTS: Mapping[Reason, int] = {}
