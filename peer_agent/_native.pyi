@@ -139,6 +139,9 @@ def begin_copies(function: int, destinations: Packed, sources: Packed, lengths: 
     copies of the CUDA driver.
     """
 
+def copy_spans(destinations: Packed, sources: Packed, lengths: Packed) -> None:
+    """memcpy of each span, u64 LE lists, as many of each (else ValueError); the caller answers for the addresses."""
+
 def ok_bytes(records: Packed, statuses: Packed) -> int:
     """Payload bytes of the present records whose status is OK."""
 

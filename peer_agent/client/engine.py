@@ -97,6 +97,12 @@ class Engine:
         return self._session() is not None
 
     @property
+    def max_fingerprints(self) -> int:
+        """How many one call may name, by the agent's configuration; 0: nobody knows while there is no session."""
+        attachment = self._session()
+        return 0 if attachment is None else attachment.max_fingerprints
+
+    @property
     def failure(self) -> str:
         """Why there is none, in words; the reason of the last attempt."""
         return str(self._failure)

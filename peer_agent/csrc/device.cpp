@@ -1,5 +1,7 @@
 #include "device.hpp"
 
+#include <cstring>
+
 namespace kvdir {
 namespace {
 
@@ -37,6 +39,11 @@ CopyBegun begin_copies(CopyFunction function, const uint64_t* destinations, cons
     for (size_t i = 0; i < count; ++i)
         if (const int code = function(destinations[i], sources[i], lengths[i], stream); code != 0) return {code, i};
     return {0, count};
+}
+
+void copy_spans(const uint64_t* destinations, const uint64_t* sources, const uint64_t* lengths, size_t count) {
+    for (size_t i = 0; i < count; ++i)
+        std::memcpy(reinterpret_cast<void*>(destinations[i]), reinterpret_cast<const void*>(sources[i]), lengths[i]);
 }
 
 }  // namespace kvdir

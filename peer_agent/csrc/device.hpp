@@ -32,4 +32,7 @@ struct CopyBegun {
 CopyBegun begin_copies(CopyFunction function, const uint64_t* destinations, const uint64_t* sources, const uint64_t* lengths,
                        size_t count, void* stream);
 
+// Copies host memory to host memory, span by span; the caller answers for the addresses.
+void copy_spans(const uint64_t* destinations, const uint64_t* sources, const uint64_t* lengths, size_t count);
+
 }  // namespace kvdir

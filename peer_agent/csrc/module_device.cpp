@@ -55,6 +55,12 @@ PyObject* py_verify_blocks(PyObject*, PyObject* args, PyObject* kwargs) {
     });
 }
 
+void require_as_many(size_t destinations, size_t sources, size_t lengths) {
+    if (destinations != sources || destinations != lengths)
+        throw std::invalid_argument(std::to_string(destinations) + " destinations, " + std::to_string(sources) + " sources and " +
+                                    std::to_string(lengths) + " lengths; as many of each");
+}
+
 PyObject* py_begin_copies(PyObject*, PyObject* args, PyObject* kwargs) {
     static const char* const names[] = {"function", "destinations", "sources", "lengths", "stream", nullptr};
     unsigned long long function = 0, stream = 0;
@@ -66,9 +72,7 @@ PyObject* py_begin_copies(PyObject*, PyObject* args, PyObject* kwargs) {
         const auto from = unpack<uint64_t>(sources, "sources");
         const auto bytes = unpack<uint64_t>(lengths, "lengths");
         if (function == 0) throw std::invalid_argument("function is 0; pass the address of the driver's copy function");
-        if (to.size() != from.size() || to.size() != bytes.size())
-            throw std::invalid_argument(std::to_string(to.size()) + " destinations, " + std::to_string(from.size()) +
-                                        " sources and " + std::to_string(bytes.size()) + " lengths; as many of each");
+        require_as_many(to.size(), from.size(), bytes.size());
         CopyBegun begun{};
         {
             const Unlocked unlocked;
@@ -79,11 +83,29 @@ PyObject* py_begin_copies(PyObject*, PyObject* args, PyObject* kwargs) {
     });
 }
 
+PyObject* py_copy_spans(PyObject*, PyObject* args, PyObject* kwargs) {
+    static const char* const names[] = {"destinations", "sources", "lengths", nullptr};
+    Buffer destinations, sources, lengths;
+    if (!parse(args, kwargs, "y*y*y*:copy_spans", names, &destinations.view, &sources.view, &lengths.view)) return nullptr;
+    return guarded(PyExc_RuntimeError, [&]() -> PyObject* {
+        const auto to = unpack<uint64_t>(destinations, "destinations");
+        const auto from = unpack<uint64_t>(sources, "sources");
+        const auto bytes = unpack<uint64_t>(lengths, "lengths");
+        require_as_many(to.size(), from.size(), bytes.size());
+        {
+            const Unlocked unlocked;
+            copy_spans(to.data(), from.data(), bytes.data(), to.size());
+        }
+        Py_RETURN_NONE;
+    });
+}
+
 PyMethodDef functions[] = {
     {"payload_checksums", method(py_payload_checksums), METH_VARARGS | METH_KEYWORDS, "XXH3-64 of slots' payloads where they lie."},
     {"reserved_payloads", method(py_reserved_payloads), METH_VARARGS | METH_KEYWORDS, "Addresses of reserved slots' payloads."},
     {"verify_blocks", method(py_verify_blocks), METH_VARARGS | METH_KEYWORDS, "Verifies blocks where they lie."},
     {"begin_copies", method(py_begin_copies), METH_VARARGS | METH_KEYWORDS, "Queues asynchronous copies of a device's driver."},
+    {"copy_spans", method(py_copy_spans), METH_VARARGS | METH_KEYWORDS, "Copies host memory to host memory."},
     {nullptr, nullptr, 0, nullptr},
 };
 
