@@ -87,6 +87,16 @@ TEST(addresses_are_given_of_reserved_slots_only) {
     CHECK(refused([&] { ask(kSize); }));
 }
 
+TEST(spans_of_host_memory_are_copied_whole) {
+    uint8_t from[6] = {1, 2, 3, 4, 5, 6}, to[6] = {};
+    const std::vector<uint64_t> sources{reinterpret_cast<uint64_t>(from), reinterpret_cast<uint64_t>(from + 4)};
+    const std::vector<uint64_t> destinations{reinterpret_cast<uint64_t>(to + 3), reinterpret_cast<uint64_t>(to)};
+    const std::vector<uint64_t> lengths{3, 2};
+    copy_spans(destinations.data(), sources.data(), lengths.data(), 2);
+    const uint8_t expected[6] = {5, 6, 0, 1, 2, 3};
+    CHECK(std::memcmp(to, expected, sizeof to) == 0);
+}
+
 TEST(copies_are_begun_in_order_until_one_is_refused) {
     uint8_t from[3] = {1, 2, 3}, to[3] = {};
     std::vector<uint64_t> sources, destinations, lengths(3, 1);
