@@ -1,8 +1,8 @@
 """The caller's memory: anything with blocks in it becomes addresses for the native copies.
 
-Accepts one contiguous object of n * block_bytes bytes, or a list or tuple of n objects of block_bytes each; an object is a
-numpy array, a torch CPU tensor, anything with the buffer protocol, or anything with DLPack on the CPU. torch is never
-imported here: if the caller has a tensor, the caller has imported it. Nothing is copied, converted or kept.
+Accepts one contiguous object of n * block_bytes bytes, a list or tuple of n objects of block_bytes each, or BlockRows; an
+object is a numpy array, a torch CPU tensor, anything with the buffer protocol, or anything with DLPack on the CPU. torch is
+never imported here: if the caller has a tensor, the caller has imported it. Nothing is copied, converted or kept.
 Memory of a device is peer_agent/client/device.py's. Does not: know sessions.
 """
 
@@ -92,8 +92,20 @@ class Memory:
         return np.frombuffer(self.addresses, "<u8")[positions].tobytes()
 
 
+@dataclass(frozen=True, slots=True)
+class BlockRows:
+    """Blocks that are rows of one array, such as an engine's pool on the host. array: (rows, block_bytes) uint8, whatever lies
+    between rows. rows: which of them, in the order of the fingerprints.
+    """
+
+    array: Array
+    rows: Array
+
+
 def memory_of(blocks: Any, *, count: int, block_bytes: int, writable: bool) -> Memory:
     """Addresses of `count` blocks of block_bytes each. InvalidInput says which buffer is wrong, how, and what to do."""
+    if isinstance(blocks, BlockRows):
+        return _rows(blocks, count=count, block_bytes=block_bytes, writable=writable)
     if isinstance(blocks, list | tuple):
         return _separate(blocks, count=count, block_bytes=block_bytes, writable=writable)
     address, size, owner = _span(blocks, writable=writable, where="the buffer")
@@ -104,6 +116,20 @@ def memory_of(blocks: Any, *, count: int, block_bytes: int, writable: bool) -> M
         )
     steps = np.arange(count, dtype="<u8") * np.uint64(block_bytes) + np.uint64(address)
     return Memory(steps.tobytes(), (owner,))
+
+
+def _rows(blocks: BlockRows, *, count: int, block_bytes: int, writable: bool) -> Memory:
+    array, rows = blocks.array, np.asarray(blocks.rows)
+    if len(rows) != count:
+        raise InvalidInput(f"{len(rows)} rows for {count} fingerprints: name one row a block")
+    if array.ndim != 2 or array.dtype != np.uint8 or array.shape[1] != block_bytes or array.strides[1] != 1:
+        raise InvalidInput(f"rows of {array.dtype}{array.shape}; a block of this namespace is a row of {block_bytes} uint8")
+    if writable and not array.flags.writeable:
+        raise InvalidInput("the array is read-only: load writes into it, pass a writable one")
+    if count and not 0 <= rows.min() <= rows.max() < len(array):
+        raise InvalidInput(f"rows {rows.min()} to {rows.max()} of an array of {len(array)}")
+    addresses = np.uint64(array.ctypes.data) + rows.astype("<u8") * np.uint64(array.strides[0])
+    return Memory(addresses.astype("<u8").tobytes(), (array,))
 
 
 def _separate(blocks: Sequence[Any], *, count: int, block_bytes: int, writable: bool) -> Memory:

@@ -10,8 +10,12 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.vllm.world import World
 
 VLLM_IS_HERE = importlib.util.find_spec("vllm") is not None
 ENVIRONMENT = {
@@ -57,3 +61,14 @@ def tiny_gemma3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.vllm.models import make_gemma3
 
     return make_gemma3(tmp_path_factory.mktemp("gemma3"))
+
+
+@pytest.fixture(scope="module", params=["llama", "gemma3"])
+def world(request: pytest.FixtureRequest, shared_memory: Path) -> Iterator[World]:
+    """An owner whose agent has the blocks of eight prompts from a real engine, and the right answers."""
+    from tests.vllm.world import World
+
+    model = request.getfixturevalue(f"tiny_{request.param}")
+    made = World.start(shared_memory / f"{request.module.__name__.rpartition('.')[2]}-{request.param}", model)
+    yield made
+    made.close()

@@ -1,0 +1,236 @@
+"""What the cluster has of a request's blocks, for vLLM's scheduler: asked once for all of its keys, answered from a table.
+
+Rules:
+- `look` never waits and never calls anybody. The node's replica answers at once; where it cannot (none, dead, too far behind),
+  one thread asks the agent, and until lookup_s is over the answer is WAIT, then MISS. An agent that did not answer is not asked
+  again for PAUSE_S; one that is not there costs nothing.
+- An answer is a hint. What a load did not bring is MISS for that request for ever, and for others for FAILED_S, so that nobody
+  waits in vain twice, and vLLM, which asks again after a failure, ends.
+- An answer is asked for anew after FRESH_S: a request may wait for room much longer than that.
+Not thread-safe but for the one thread of its own: the scheduler's thread calls everything.
+"""
+
+from __future__ import annotations
+
+import enum
+import queue
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from kvdir.client.replica_reader import ReplicaStatus
+from kvdir.core.answer import Lookup
+from kvdir.fingerprint import Fingerprints
+from kvdir.namespace import Namespace
+from peer_agent.client.results import LookupResult
+from peer_agent.connectors.vllm.tier_keys import GroupKeys, by_group
+
+FRESH_S = 0.25
+FAILED_S = 2.0
+PAUSE_S = 0.5
+MAX_LAG_S = 1.0
+FAILED_MOST = 1 << 16
+
+Bools = np.ndarray[Any, np.dtype[np.bool_]]
+
+
+class Verdict(enum.Enum):
+    """WAIT: nobody has answered yet; ask again in the next step."""
+
+    MISS = 0
+    HIT = 1
+    WAIT = 2
+
+
+class Directory(Protocol):
+    """kvdir.client.attached.Attached."""
+
+    @property
+    def replica(self) -> ReplicaStatus: ...
+    def lookup_here(self, namespace_digest: bytes, fingerprints: Fingerprints, /) -> Lookup: ...
+
+
+class Session(Protocol):
+    """What is needed of peer_agent.client.engine.Engine."""
+
+    @property
+    def namespace(self) -> Namespace: ...
+    @property
+    def directory(self) -> Directory: ...
+    @property
+    def attached(self) -> bool: ...
+    def lookup(self, fingerprints: Fingerprints, /, *, deadline_s: float) -> LookupResult: ...
+
+
+@dataclass(slots=True)
+class _Question:
+    """For the thread: parts of one request. answer: set once, before done."""
+
+    parts: Sequence[GroupKeys]
+    size: int
+    until_s: float
+    answer: Bools | None = None
+    done: bool = False
+
+
+@dataclass(slots=True)
+class _Request:
+    adapter: bytes = b""
+    excluded: bool = False
+    verdicts: dict[bytes, bool] = field(default_factory=dict)
+    failed: set[bytes] = field(default_factory=set)
+    fresh_until_s: float = 0.0
+    question: _Question | None = None
+    asked: tuple[bytes, ...] = ()
+
+
+class Lookups:
+    """sessions: one for each KV cache group; keys of other groups are MISS. lookup_s: longest a request waits for an answer."""
+
+    def __init__(self, sessions: Mapping[int, Session], *, lookup_s: float) -> None:
+        self._sessions = sessions
+        self._digests = {group: session.namespace.digest for group, session in sessions.items()}
+        self._lookup_s = lookup_s
+        self._requests: dict[str, _Request] = {}
+        self._failed: dict[bytes, float] = {}
+        self._paused_until_s = 0.0
+        self._questions: queue.SimpleQueue[_Question | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._answer_all, name="kvdir-lookups", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread, not the sessions. Idempotent."""
+        self._questions.put(None)
+        self._thread.join()
+
+    def describe(self, request_id: str, *, adapter: bytes = b"", excluded: bool = False) -> None:
+        """What is known of a request before its first look. excluded: it shares nothing."""
+        self._requests[request_id] = _Request(adapter, excluded)
+
+    def adapter(self, request_id: str) -> bytes:
+        request = self._requests.get(request_id)
+        return request.adapter if request is not None else b""
+
+    def excluded(self, request_id: str) -> bool:
+        request = self._requests.get(request_id)
+        return request is not None and request.excluded
+
+    def look(self, request_id: str, key: bytes, keys: Iterable[bytes]) -> Verdict:
+        """Whether the block is somewhere. keys: all that the request may ask for, to be asked for at once."""
+        request = self._requests.get(request_id)
+        if request is None:
+            request = self._requests[request_id] = _Request()
+        now_s = time.monotonic()
+        if request.question is not None and not self._settled(request, now_s):
+            return Verdict.WAIT
+        found = request.verdicts.get(key) if now_s < request.fresh_until_s else None
+        if found is None:
+            if request.excluded:
+                return Verdict.MISS
+            self._ask(request, [*keys, key], now_s)
+            if request.question is not None:
+                return Verdict.WAIT
+            found = request.verdicts[key]
+        return Verdict.HIT if found else Verdict.MISS
+
+    def failed(self, request_id: str, keys: Iterable[bytes]) -> None:
+        """A load did not bring these."""
+        until_s = time.monotonic() + FAILED_S
+        if len(self._failed) > FAILED_MOST:
+            self._failed.clear()
+        request = self._requests.get(request_id)
+        for key in keys:
+            self._failed[key] = until_s
+            if request is not None:
+                request.failed.add(key)
+                request.verdicts[key] = False
+
+    def forget(self, request_id: str) -> None:
+        self._requests.pop(request_id, None)
+
+    def _ask(self, request: _Request, keys: list[bytes], now_s: float) -> None:
+        """Fills the request's table, or leaves a question open."""
+        request.asked = tuple(keys)
+        parts = by_group(keys, adapter=request.adapter)
+        held = np.zeros(len(keys), np.bool_)
+        for part in parts:
+            here = self._from_replica(part)
+            if here is None:
+                break
+            held[part.positions] = here
+        else:
+            self._fill(request, held, now_s)
+            return
+        if now_s < self._paused_until_s or not all(session.attached for session in self._sessions.values()):
+            self._fill(request, np.zeros(len(keys), np.bool_), now_s)
+            return
+        request.question = _Question(parts, len(keys), now_s + self._lookup_s)
+        self._questions.put(request.question)
+
+    def _settled(self, request: _Request, now_s: float) -> bool:
+        """Whether the open question has been answered, or given up."""
+        question = request.question
+        assert question is not None
+        if question.done:
+            held = question.answer
+        elif now_s < question.until_s:
+            return False
+        else:
+            held, self._paused_until_s = None, now_s + PAUSE_S
+        request.question = None
+        self._fill(request, np.zeros(question.size, np.bool_) if held is None else held, now_s)
+        return True
+
+    def _fill(self, request: _Request, held: Bools, now_s: float) -> None:
+        request.verdicts = dict(zip(request.asked, held.tolist(), strict=True))
+        request.asked = ()
+        request.fresh_until_s = now_s + FRESH_S
+        for key in request.failed & request.verdicts.keys():
+            request.verdicts[key] = False
+        if self._failed:
+            self._failed = {key: until_s for key, until_s in self._failed.items() if until_s > now_s}
+            for key in self._failed.keys() & request.verdicts.keys():
+                request.verdicts[key] = False
+
+    def _from_replica(self, part: GroupKeys) -> Bools | None:
+        """None: it cannot say. A namespace that is not in a live replica has no blocks anywhere yet."""
+        session = self._sessions.get(part.group)
+        if session is None:
+            return np.zeros(len(part.positions), np.bool_)
+        answer = session.directory.lookup_here(self._digests[part.group], part.fingerprints)
+        if answer.source == "replica":
+            return hits(answer) if answer.lag_s <= MAX_LAG_S else None
+        status = session.directory.replica
+        return np.zeros(answer.asked, np.bool_) if status.usable and status.lag_s <= MAX_LAG_S else None
+
+    def _answer_all(self) -> None:
+        while (question := self._questions.get()) is not None:
+            try:
+                question.answer = self._from_agent(question)
+            finally:
+                question.done = True
+
+    def _from_agent(self, question: _Question) -> Bools | None:
+        held = np.zeros(question.size, np.bool_)
+        for part in question.parts:
+            session = self._sessions.get(part.group)
+            left_s = question.until_s - time.monotonic()
+            if left_s <= 0:
+                return None
+            if session is not None:
+                answer = session.lookup(part.fingerprints, deadline_s=left_s)
+                local, nominated = np.frombuffer(answer.local, np.uint8), np.frombuffer(answer.nominated, np.uint8)
+                held[part.positions] = (local | nominated) > 0
+        return held
+
+
+def hits(answer: Lookup) -> Bools:
+    """One bool for each position asked: whether somebody is said to hold it."""
+    held = np.zeros(answer.asked, np.bool_)
+    for start, count, _ in np.frombuffer(answer.runs, "<u4").reshape(-1, 3).tolist():
+        held[start : start + count] = True
+    return held
