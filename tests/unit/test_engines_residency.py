@@ -42,6 +42,12 @@ def test_a_second_copy_needs_a_second_removal_when_the_last_block_was_computed_a
     assert [event.kind for event in tell(it, removed(2)).events] == [EventKind.REMOVED]
 
 
+def test_copies_are_forgotten_when_the_engine_clears() -> None:
+    it = residency()
+    tell(it, stored(1), stored(1, parent=b"p"), Cleared(), stored(1), removed(1))
+    assert held(it) == {}
+
+
 def test_a_report_adds_no_copy_when_all_of_it_is_held() -> None:
     it = residency()
     tell(it, stored(1, 2), stored(1, 2))
