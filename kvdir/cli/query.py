@@ -89,6 +89,7 @@ def _node_document(view: NodeView) -> dict[str, Any]:
         "capacity_bytes": view.capacity_bytes.value,
         "dropped_events": view.dropped_events,
         "untrusted_s": round(view.untrusted_s, 3),
+        "namespaces": [digest.hex() for digest in view.namespaces],
         "holdings": [holding_document(holding) for holding in view.holdings],
     }
 

@@ -345,6 +345,7 @@ class SharedStream:
             holdings=tuple(self._holding(key, held) for key, held in self.holders.items()),
             untrusted_s=cursor.untrusted_total_s + (0.0 if trusted else now_s - cursor.untrusted_since_s),
             started_unix_ms=self.started_unix_ms,
+            namespaces=tuple(sorted(self.namespaces)),
         )
 
     def _holding(self, key: HolderKey, held: Held) -> HoldingView:

@@ -24,7 +24,7 @@ class HoldingView:
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """One node. Sequence numbers and counts are of the current epoch."""
+    """One node. Sequence numbers and counts are of the current epoch. namespaces: digests of all that it announced."""
 
     trust: NodeTrust
     last_seq: int
@@ -40,6 +40,7 @@ class NodeView:
     started_unix_ms: int
     sketches: int = 0
     missed_events: int = 0
+    namespaces: tuple[bytes, ...] = ()
 
 
 class ViewScope(enum.IntEnum):

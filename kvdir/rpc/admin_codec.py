@@ -66,6 +66,7 @@ def encode_node(view: NodeView, *, now_s: float) -> admin_pb2.NodeInfo:
         ],
         untrusted_ms=int(view.untrusted_s * 1000),
         started_unix_ms=view.started_unix_ms,
+        namespace_digests=view.namespaces,
     )
 
 
@@ -81,6 +82,7 @@ def decode_node(info: admin_pb2.NodeInfo, *, now_s: float) -> NodeView:
         snapshots=info.snapshots,
         sketches=info.sketches,
         missed_events=info.missed_events,
+        namespaces=tuple(info.namespace_digests),
         used_bytes=Convergent(info.used_bytes, heard_s),
         capacity_bytes=Convergent(info.capacity_bytes, heard_s),
         dropped_events=info.dropped_events,
