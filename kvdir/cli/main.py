@@ -43,6 +43,7 @@ COMMANDS: Mapping[str, Entry] = {
     "quota": Entry("kvdir.cli.story:quota", "Quotas and orphans: what is, or would be, deleted.", "Ask"),
     "reconcile": Entry("kvdir.cli.query:reconcile", "Have a node restate what it holds.", "Ask"),
     "diff": Entry("kvdir.cli.diff:diff", "Whether several coordinators believe the same.", "Ask"),
+    "doctor": Entry("kvdir.cli.doctor:doctor", "Why nothing hits: checks of the cluster, each with its fix.", "Ask"),
     "replay": Entry("kvdir.cli.replay:replay", "Replay a trace in process: hit rate against staleness.", "Try"),
     "bench": Entry("kvdir.cli.bench:bench", "Measure this machine: index, ingest, lookup, repair.", "Try"),
 }

@@ -14,6 +14,7 @@ COMMANDS: Mapping[str, Entry] = {
     "inventory": Entry("peer_agent.cli.inventory:inventory", "What an agent holds, by namespace and size class.", "Ask"),
     "explain": Entry("peer_agent.cli.explain_load:explain", "Load blocks, and tell why it went as it did.", "Ask"),
     "probe": Entry("peer_agent.cli.probe:probe", "Is a peer reachable, by which planes, how fast.", "Ask"),
+    "doctor": Entry("peer_agent.cli.doctor:doctor", "Why nothing hits: checks of this node, each with its fix.", "Ask"),
     "bench": Entry("peer_agent.cli.bench:bench", "Measure the data planes on this machine.", "Try"),
 }
 

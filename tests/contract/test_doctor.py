@@ -1,0 +1,119 @@
+"""The doctors on real set-ups that are broken on purpose: what they say, and that they say nothing of healthy ones."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from kvdir.cli.main import main as kvdir_main
+from kvdir.namespace import Namespace
+from kvdir.testing.wait import eventually
+from peer_agent.testing import LocalCluster, local_cluster
+
+
+async def kvdir_doctor(*arguments: str) -> tuple[Result, dict[str, Any]]:
+    result = await asyncio.to_thread(CliRunner().invoke, kvdir_main, ["doctor", "--output", "json", *arguments])
+    return result, json.loads(result.stdout)
+
+
+def found(document: dict[str, Any], check: str) -> list[dict[str, str]]:
+    """What a check has to say against something."""
+    return [item for item in document["findings"] if item["check"] == check and item["verdict"] != "ok"]
+
+
+@pytest.fixture
+def nobody() -> Iterator[str]:
+    """An address at which nobody listens, and nobody else will."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{taken.getsockname()[1]}"
+
+
+def write(directory: Path, namespace: Namespace) -> str:
+    fields = json.loads(namespace.canonical())
+    fields.pop("version")
+    file = directory / f"{namespace.digest.hex()[:12]}.json"
+    file.write_text(json.dumps(fields))
+    return str(file)
+
+
+async def store(cluster: LocalCluster, node: str) -> None:
+    engine = await cluster.engine(node)
+    blocks = cluster.blocks.chain(4)
+    assert (await engine.store(blocks, cluster.blocks.data(blocks))).stored == 4
+    await cluster.wait_known(node)
+
+
+async def test_a_healthy_cluster_is_well_when_the_doctor_looks(tmp_path: Path) -> None:
+    async with local_cluster(tmp_path, "a", "b") as cluster:
+        for node in ("a", "b"):
+            await store(cluster, node)
+            await eventually(lambda node=node: cluster.is_synced(node), what="the agent is trusted")
+        result, document = await kvdir_doctor(cluster.coordinator_address)
+        assert (result.exit_code, document["verdict"]) == (0, "ok"), result.stdout
+        assert document["counts"]["ok"] >= 10
+
+
+async def test_the_doctor_names_the_seed_and_the_fix_when_two_agents_have_different_ones(tmp_path: Path) -> None:
+    async with local_cluster(tmp_path, "a") as cluster:
+        other = dataclasses.replace(cluster.namespace, hash_seed="17")
+        await cluster.start_agent("b", namespaces=(write(tmp_path, other),))
+        result, document = await kvdir_doctor(cluster.coordinator_address)
+        (finding,) = found(document, "hash seed")
+        assert (result.exit_code, finding["verdict"], finding["subject"]) == (1, "fault", "a and b")
+        assert "hash_seed: '0' here, '17' there" in finding["seen"]
+        assert "PYTHONHASHSEED" in finding["fix"]
+        assert "hash seed" in result.stderr
+        table = await asyncio.to_thread(CliRunner().invoke, kvdir_main, ["doctor", cluster.coordinator_address])
+        assert "PYTHONHASHSEED" in table.stdout
+
+
+async def test_the_doctor_names_the_agent_when_nobody_can_be_reached_at_its_address(tmp_path: Path, nobody: str) -> None:
+    async with local_cluster(tmp_path, "a") as cluster:
+        await cluster.start_agent("b", advertise=nobody)
+        result, document = await kvdir_doctor(cluster.coordinator_address)
+        (finding,) = found(document, "peers")
+        assert (result.exit_code, finding["subject"]) == (1, "b")
+        assert nobody in finding["seen"]
+        result, document = await kvdir_doctor(cluster.coordinator_address, "--no-reach")
+        assert found(document, "peers") == []
+
+
+async def test_the_doctor_says_which_name_is_taken_over_again_and_again_when_agents_take_turns(tmp_path: Path) -> None:
+    async with local_cluster(tmp_path) as cluster:
+        for turn in range(3):
+            if turn:
+                await cluster.stop_agent("same")
+            await cluster.start_agent("same")
+            await eventually(lambda: cluster.is_synced("same"), what="the agent is heard")
+        _, document = await kvdir_doctor(cluster.coordinator_address)
+        (finding,) = found(document, "one name, one agent")
+        assert (finding["subject"], finding["verdict"]) == ("same", "fault")
+
+
+async def test_the_doctor_sees_what_nobody_finds_when_lookups_never_hit(tmp_path: Path) -> None:
+    from kvdir.client.aio import DirectoryClient
+
+    async with local_cluster(tmp_path, "a") as cluster:
+        await store(cluster, "a")
+        async with DirectoryClient(cluster.coordinator_address) as client:
+            await client.lookup(cluster.namespace.digest, cluster.blocks.chain(200, root="computed otherwise"))
+        _, document = await kvdir_doctor(cluster.coordinator_address)
+        (finding,) = found(document, "lookups")
+        assert "0 found, although 4 blocks are known" in finding["seen"]
+
+
+async def test_the_doctor_ends_in_time_when_a_coordinator_is_not_there(nobody: str) -> None:
+    result, document = await kvdir_doctor(nobody, "--timeout-s", "0.5")
+    (finding,) = found(document, "coordinator")
+    assert (result.exit_code, finding["subject"]) == (1, nobody)
+    result, document = await kvdir_doctor("no:such:address", "--timeout-s", "0.5")
+    assert found(document, "coordinator")
