@@ -23,11 +23,12 @@ def inventory(address: str, timeout_s: float, output: str) -> None:
     """
     from peer_agent.server.config import AgentConfig
 
-    document = _ask(address or AgentConfig().engine_address, timeout_s)
+    document = ask(address or AgentConfig().engine_address, timeout_s)
     emit(document, lambda: _view(document), output=output)
 
 
-def _ask(address: str, timeout_s: float) -> dict[str, Any]:
+def ask(address: str, timeout_s: float) -> dict[str, Any]:
+    """What `--output json` prints. Raises KvdirError."""
     import grpc
 
     from kvdir.errors import Unavailable

@@ -65,7 +65,6 @@ class NodeFacts:
     agent_failure: str = ""
     config_faults: tuple[str, ...] = ()
     insecure: bool = False
-    configured_coordinators: tuple[str, ...] = ()
     memory: SharedMemory | None = None
     planes: Mapping[str, str] | None = None
     memlock_bytes: int | None = None
@@ -120,7 +119,7 @@ def check_agent(facts: NodeFacts) -> list[Finding]:
         out.append(
             _warning(
                 "engines", "no engine is attached", "nothing is stored or loaded here",
-                "start the engine with its connector (docs/engines); its log says why if it tried: an unknown namespace, mostly",
+                "start the engine with its connector (docs/engines); if it tried, its log says why: an unknown namespace?",
             )
         )  # fmt: skip
     elif not agent.committed:
@@ -208,7 +207,8 @@ def check_planes(facts: NodeFacts) -> list[Finding]:
     if rdma and facts.memlock_bytes is not None and facts.memlock_bytes < arena_bytes:
         out.append(
             _warning(
-                "data planes", f"{', '.join(rdma)} pins {show_bytes(arena_bytes)}; {show_bytes(facts.memlock_bytes)} may be locked",
+                "data planes",
+                f"{', '.join(rdma)} pins {show_bytes(arena_bytes)}; {show_bytes(facts.memlock_bytes)} may be locked",
                 "RDMA cannot register the arena, unless the process has the capability IPC_LOCK",
                 "ulimit -l unlimited; systemd LimitMEMLOCK=infinity; docker --ulimit memlock=-1",
             )
@@ -237,7 +237,7 @@ def check_engines(facts: NodeFacts) -> list[Finding]:
             subject=endpoint.name,
             seen=f"nobody can be reached at {endpoint.address}: {endpoint.failure}",
             meaning="nothing that this engine holds is in the directory",
-            fix="start the engine with its events on (vLLM: --kv-events-config), or correct the endpoint; another rank is at port + rank",
+            fix="start the engine with its events on (vLLM: --kv-events-config), or correct the endpoint (rank r: port + r)",
         )
         for endpoint in facts.engines
         if endpoint.failure

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,11 +17,17 @@ from click.testing import CliRunner, Result
 from kvdir.cli.main import main as kvdir_main
 from kvdir.namespace import Namespace
 from kvdir.testing.wait import eventually
+from peer_agent.cli.main import main as agent_main
 from peer_agent.testing import LocalCluster, local_cluster
 
 
 async def kvdir_doctor(*arguments: str) -> tuple[Result, dict[str, Any]]:
     result = await asyncio.to_thread(CliRunner().invoke, kvdir_main, ["doctor", "--output", "json", *arguments])
+    return result, json.loads(result.stdout)
+
+
+async def agent_doctor(*arguments: str) -> tuple[Result, dict[str, Any]]:
+    result = await asyncio.to_thread(CliRunner().invoke, agent_main, ["doctor", "--output", "json", *arguments])
     return result, json.loads(result.stdout)
 
 
@@ -117,3 +124,75 @@ async def test_the_doctor_ends_in_time_when_a_coordinator_is_not_there(nobody: s
     assert (result.exit_code, finding["subject"]) == (1, nobody)
     result, document = await kvdir_doctor("no:such:address", "--timeout-s", "0.5")
     assert found(document, "coordinator")
+
+
+def config_file(cluster: LocalCluster, node: str, **settings: Any) -> str:
+    """The configuration of an agent, as a file."""
+    config = cluster.config(node, **settings)
+    wanted = {
+        name: getattr(config, name) for name in ("node", "namespaces", "arena_path", "arena_bytes", "listen", "coordinators")
+    }
+    lines = [f"{name} = {json.dumps(value)}" for name, value in (wanted | settings).items()]
+    file = cluster.directory / f"{node}.toml"
+    file.write_text("\n".join(lines))
+    return str(file)
+
+
+async def test_a_healthy_node_is_well_when_its_doctor_looks(tmp_path: Path) -> None:
+    async with local_cluster(tmp_path, "a", "b") as cluster:
+        for node in ("a", "b"):
+            await store(cluster, node)
+        await eventually(lambda: cluster.is_synced("a") and cluster.is_synced("b"), what="the agents are trusted")
+        result, document = await agent_doctor("--config", config_file(cluster, "a"))
+        against = [item for item in document["findings"] if item["verdict"] != "ok"]
+        assert (result.exit_code, against) == (0, []), result.stdout
+        assert {"agent", "publishing", "shared memory", "data planes", "hash seed"} <= {
+            i["check"] for i in document["findings"]
+        }
+        left = [name for name in await asyncio.to_thread(os.listdir, tmp_path) if name.startswith("kvdir-doctor")]
+        assert left == [], "the doctor leaves nothing behind"
+
+
+async def test_the_nodes_doctor_finds_both_when_the_agent_is_down_and_an_endpoint_is_served_by_nobody(
+    tmp_path: Path, nobody: str
+) -> None:
+    async with local_cluster(tmp_path) as cluster:
+        file = config_file(cluster, "a")
+        result, document = await agent_doctor("--config", file, "--endpoint", f"tcp://{nobody}", "--timeout-s", "0.5")
+        assert result.exit_code == 1
+        assert "no agent is at" in found(document, "agent")[0]["seen"]
+        assert nobody in found(document, "engine events")[0]["seen"]
+
+
+async def test_the_nodes_doctor_says_who_took_its_name_when_it_was_fenced(tmp_path: Path) -> None:
+    async with local_cluster(tmp_path, "a") as cluster:
+        await eventually(lambda: cluster.is_synced("a"), what="the first agent is heard")
+        first = cluster.agents["a"]
+        await cluster.start_agent("a", arena_path=str(tmp_path / "other.arena"))
+        try:
+            await eventually(lambda: first.publishing.fenced, what="the older agent is fenced")
+            _, document = await agent_doctor(first.ready.engine, "--no-cluster")
+            (finding,) = found(document, "publishing")
+            assert (finding["verdict"], finding["subject"]) == ("fault", "a")
+            assert "name of its own" in finding["fix"]
+        finally:
+            await first.close()
+
+
+async def test_the_nodes_doctor_lists_every_fault_when_the_configuration_is_wrong(tmp_path: Path) -> None:
+    async with local_cluster(tmp_path) as cluster:
+        file = config_file(cluster, "a", listen="0.0.0.0:7410", transports=["shm", "pigeon"])
+        result, document = await agent_doctor("--config", file, "--no-cluster")
+        seen = " ".join(item["seen"] for item in found(document, "configuration"))
+        assert result.exit_code == 1
+        assert "listen: 0.0.0.0:7410 is reachable from elsewhere" in seen
+        assert "transports: pigeon" in seen
+
+
+async def test_the_nodes_doctor_says_what_a_plane_lacks_when_it_cannot_open(tmp_path: Path) -> None:
+    async with local_cluster(tmp_path) as cluster:
+        file = config_file(cluster, "a", transports=["shm", "ucx"], ucp_library="/nowhere/libucp.so.0")
+        _, document = await agent_doctor("--config", file, "--no-cluster", "--timeout-s", "10")
+        (finding,) = (item for item in found(document, "data planes") if item["verdict"] == "fault")
+        assert finding["subject"] == "ucx"
+        assert "/nowhere/libucp.so.0" in finding["seen"]
