@@ -14,7 +14,7 @@ import itertools
 import re
 
 REPLICATED = "replicated"
-MAX_RANKS = 4096
+MAX_RANKS = 1024
 _AXIS = re.compile(r"([a-z]+)=(0|[1-9][0-9]{0,4})/([1-9][0-9]{0,4})")
 
 

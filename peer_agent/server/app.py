@@ -155,7 +155,7 @@ class Agent:
             max_events=config.queue_events, max_bytes=config.ring_bytes, sketches=OwnerSketches(lambda: Sketch(SKETCH_CELLS))
         )
         self.store = self._build_store(arena, {item.namespace.digest: item.namespace for item in served}, outbox)
-        self.stager = self._build_stager(arena, outbox)
+        self.stager = self._build_stager(arena)
         planes = self._build_planes(arena)
         await self._export(planes)
         self.store.planes = tuple(planes.values())
@@ -269,10 +269,10 @@ class Agent:
             max_fingerprints=self.config.max_fingerprints,
         )
 
-    def _build_stager(self, arena: Arena, outbox: OwnerOutbox) -> Stager:
+    def _build_stager(self, arena: Arena) -> Stager:
         """Its movers end first, so that what they were asked for ends, too."""
         tasks, movers = OwnedTasks(limit=STAGING_TASKS), DeviceMovers(arena, kinds=self.config.devices)
-        stager = Stager(self.store, movers, table_path=arena.path, epoch=self.epoch, publish=outbox.append, tasks=tasks)
+        stager = Stager(self.store, movers, table_path=arena.path, epoch=self.epoch, publish=self.store.publish, tasks=tasks)
         self._stack.callback(stager.close)
         self._stack.push_async_callback(tasks.close, timeout_s=self.config.grace_s)
         self._stack.push_async_callback(movers.close)

@@ -18,7 +18,7 @@ import numpy as np
 
 from kvdir.errors import InvalidInput, KvdirError, RemoteProtocolError, StaleEpoch
 from kvdir.fingerprint import Fingerprints
-from kvdir.location import PROTOCOL_VERSION
+from kvdir.location import PROTOCOL_VERSION, Tier
 from kvdir.obs.logs import say
 from kvdir.rpc.lookup_codec import decode_fingerprints, encode_trust
 from peer_agent.core.effects import Occupancy
@@ -268,9 +268,14 @@ class EngineService(DeviceCalls):
         )
 
     def _local(self, digest: bytes, fingerprints: Fingerprints) -> bytes:
-        """One byte per fingerprint: 1 if it is in the arena or in a device of this host."""
+        """One byte per fingerprint: 1 if it is in the arena or in a device of this host, and so are the other ranks' parts."""
         here = np.frombuffer(self._store.present(digest, fingerprints), np.uint8)
-        return (here | np.frombuffer(self._stager.present(digest, fingerprints), np.uint8)).tobytes()
+        here = here | np.frombuffer(self._stager.present(digest, fingerprints), np.uint8)
+        completeness = self._store.completeness
+        if completeness.tracks(digest):
+            whole = [completeness.complete(tier, digest, fingerprints) for tier in (Tier.CPU, Tier.GPU)]
+            here &= np.frombuffer(whole[0], np.uint8) | np.frombuffer(whole[1], np.uint8)
+        return here.tobytes()
 
     def _namespace_of(self, session: int) -> bytes:
         return self._session(session).namespace_digest

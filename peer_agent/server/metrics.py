@@ -83,6 +83,8 @@ class AgentCollector:
         held = GaugeMetricFamily("peer_agent_held_bytes", "Payload bytes of visible blocks.", labels=["namespace"])
         guarded = GaugeMetricFamily("peer_agent_guarded_slots", "Slots that eviction may not take.", labels=["namespace", "by"])
         evicted = CounterMetricFamily("peer_agent_evicted_blocks", "Blocks evicted since start.", labels=["namespace"])
+        help = "Visible blocks that are not published, because another rank of the split lacks its part."
+        incomplete = GaugeMetricFamily("peer_agent_incomplete_blocks", help, labels=["namespace"])
         for item in self._store.occupancy():
             name = self._store.namespaces[item.namespace_digest].short
             for state in ("free", "reserved", "committed", "retired", "quarantined"):
@@ -91,7 +93,8 @@ class AgentCollector:
             guarded.add_metric([name, "pin"], item.pinned)
             held.add_metric([name], item.committed * item.block_bytes)
             evicted.add_metric([name], item.evicted)
-        yield from (slots, held, guarded, evicted)
+            incomplete.add_metric([name], self._store.incomplete(item.namespace_digest))
+        yield from (slots, held, guarded, evicted, incomplete)
         yield GaugeMetricFamily("peer_agent_arena_bytes", "Size of the arena.", value=self._pages.mapped_bytes)
         help = "Of the arena, when the agent started: mapped by huge pages."
         yield GaugeMetricFamily("peer_agent_arena_huge_bytes", help, value=self._pages.huge_bytes)

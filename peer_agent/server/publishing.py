@@ -22,6 +22,7 @@ from kvdir.client.publisher import Publisher, PublisherIdentity, PublisherStats
 from kvdir.client.standby import Standby
 from kvdir.core.event import Event, EvictRequest, EvictResult, HeartbeatFigures, OwnerCount
 from kvdir.core.outbox import OwnerOutbox
+from kvdir.fingerprint import Fingerprints
 from kvdir.location import StreamState, Tier
 from kvdir.namespace import Namespace
 from kvdir.obs.logs import say
@@ -153,13 +154,24 @@ class Publishing:
         """
         entries = [
             Event.stored(tier, digest, fingerprints)
-            for tier, held in ((Tier.CPU, self._store.held), (Tier.GPU, self._pools.held))
+            for tier in (Tier.CPU, Tier.GPU)
             for digest in self._store.namespaces
-            for fingerprints in held(digest)
+            for fingerprints in self._published(tier, digest)
         ]
         if self._outbox.sketches is not None:
             self._outbox.sketches.restate(entries)
         return self._outbox.last_seq, entries
+
+    def _published(self, tier: Tier, digest: bytes) -> tuple[Fingerprints, ...]:
+        """What coordinators are to know of: all that is visible, but of a rank only what every rank has."""
+        if self._store.completeness.tracks(digest):
+            return self._store.completeness.held(tier, digest)
+        return self._store.held(digest) if tier is Tier.CPU else self._pools.held(digest)
+
+    def _count(self, tier: Tier, digest: bytes, visible: int) -> OwnerCount:
+        """Blocks of `_published`."""
+        completeness = self._store.completeness
+        return OwnerCount(digest, tier, completeness.count(tier, digest) if completeness.tracks(digest) else visible)
 
     def _evict(self, request: EvictRequest) -> EvictResult:
         """What a coordinator's quota asks for, within the request's own floor. Nothing locked, pinned or used since."""
@@ -190,8 +202,8 @@ class Publishing:
             used_bytes=sum(item.committed * item.block_bytes for item in occupancy),
             capacity_bytes=sum(item.slots * item.block_bytes for item in occupancy),
             counts=(
-                *(OwnerCount(item.namespace_digest, Tier.CPU, item.committed) for item in occupancy),
-                *(OwnerCount(digest, Tier.GPU, blocks) for digest, blocks in self._pools.counts()),
+                *(self._count(Tier.CPU, item.namespace_digest, item.committed) for item in occupancy),
+                *(self._count(Tier.GPU, digest, blocks) for digest, blocks in self._pools.counts()),
             ),
             oldest_use_ms=int(1000 * self._store.oldest_use_s()),
             read_bytes_per_s=int(self._read_bytes_per_s()),

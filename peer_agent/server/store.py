@@ -5,6 +5,7 @@ Order that everything rests on, without an await in between:
   commit   header written, generation even -> visible in the inventory -> STORED published
   lock     inventory pins -> planes may serve these slots under this lock until it expires
   unlock   planes stop -> slots may be reused
+What is published of the ranks of a split is what all of them hold (peer_agent/core/completeness.py).
 Owns: that order, and waking those who wait for another writer's block. Does not: choose peers or know gRPC.
 """
 
@@ -18,8 +19,10 @@ import numpy as np
 from kvdir.core.event import Event
 from kvdir.errors import InvalidInput, Overloaded, TooLarge, UnknownNamespace
 from kvdir.fingerprint import Fingerprints
+from kvdir.location import Tier
 from kvdir.namespace import Namespace
 from peer_agent import _native
+from peer_agent.core.completeness import Completeness
 from peer_agent.core.effects import Ended, Locked, Occupancy, Reserved
 from peer_agent.core.inventory import AGENT, PEERS, Inventory
 from peer_agent.core.records import RESERVE_RECORD
@@ -45,6 +48,9 @@ class Store:
         self.planes: Sequence[Transport] = ()
         self._inventory = inventory
         self._region = region
+        self.completeness = Completeness()
+        for namespace in self.namespaces.values():
+            self.completeness.serve(namespace.digest, _family(namespace))
         self._publish = publish
         self._clock = clock
         self._max_locks = max_locks
@@ -57,6 +63,13 @@ class Store:
         table.now_s = self._clock()
         self.namespaces[namespace.digest] = namespace  # first: metrics name every table from their own thread
         self._inventory.add_table(table)
+        for event in self.completeness.serve(namespace.digest, _family(namespace)):
+            self._publish(event)
+
+    def publish(self, event: Event) -> None:
+        """Blocks of this node have changed so, in whatever tier: tells of what that made, or unmade, complete."""
+        for told in self.completeness.publish(event):
+            self._publish(told)
 
     # sessions
 
@@ -206,11 +219,14 @@ class Store:
         return len(offsets) // 8
 
     def evict(self, namespace_digest: bytes, *, max_blocks: int, keep_blocks: int, older_than_s: float) -> int:
-        """Takes the least recently used blocks out of sight; see Inventory.evict. Returns how many."""
+        """Takes the least recently used blocks out of sight; see Inventory.evict. Returns how many.
+
+        keep_blocks: of those that were published, since who asks knows of no others.
+        """
         offsets, events = self._inventory.evict(
             namespace_digest,
             max_blocks=max_blocks,
-            keep_blocks=keep_blocks,
+            keep_blocks=keep_blocks + self.incomplete(namespace_digest),
             unused_since_s=self._clock() - older_than_s,
         )
         _native.retire(self._region, offsets)
@@ -227,6 +243,13 @@ class Store:
     def held(self, namespace_digest: bytes, max_blocks: int | None = None) -> tuple[Fingerprints, ...]:
         """See Inventory.held."""
         return self._inventory.held(namespace_digest, max_blocks)
+
+    def incomplete(self, namespace_digest: bytes) -> int:
+        """Visible blocks that are not published, because another rank of the split lacks its part."""
+        if not self.completeness.tracks(namespace_digest):
+            return 0
+        found = next(item for item in self.occupancy() if item.namespace_digest == namespace_digest)
+        return found.committed - self.completeness.count(Tier.CPU, namespace_digest)
 
     def occupancy(self) -> tuple[Occupancy, ...]:
         return self._inventory.occupancy()
@@ -261,7 +284,7 @@ class Store:
 
     def _publish_all(self, events: Iterable[Event]) -> None:
         for event in events:
-            self._publish(event)
+            self.publish(event)
 
     def _end(self, ended: Ended) -> Ended:
         for lock in ended.revoked:
@@ -273,3 +296,7 @@ class Store:
         """Wakes who waits for reservations that have ended. everybody: for one that lost blocks to its twin, too."""
         for reservation in [number for number in self._done if everybody or not self._inventory.is_open(number)]:
             self._done.pop(reservation).set()
+
+
+def _family(namespace: Namespace) -> tuple[bytes, ...]:
+    return tuple(member.digest for member in namespace.family())
