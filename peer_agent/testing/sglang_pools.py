@@ -6,11 +6,14 @@ else arrays.
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+
+from peer_agent.testing import sglang_contract
 
 Array = np.ndarray[Any, Any]
 
@@ -18,6 +21,32 @@ Array = np.ndarray[Any, Any]
 def tensor(array: Array) -> Any:
     torch: Any = sys.modules.get("torch")
     return torch.from_numpy(array) if torch is not None else array
+
+
+def slots(pool: Any, pages: Sequence[int]) -> Any:
+    """Token slots of these pages, one after the other, as an index tensor."""
+    size = pool.page_size
+    return tensor(np.concatenate([np.arange(page * size, (page + 1) * size) for page in pages]))
+
+
+def page_keys(count: int, *, root: str = "") -> list[str]:
+    """A chain of page hashes in hexadecimal, as SGLang makes keys."""
+    out: list[str] = []
+    for number in range(count):
+        out.append(hashlib.sha256(f"{out[-1] if out else root}/{number}".encode()).hexdigest())
+    return out
+
+
+def storage_config(extra: dict[str, Any] | None = None, **fields: Any) -> Any:
+    """HiCacheStorageConfig of one rank; answers may be slow, since tests share their machine."""
+    settings = {
+        "agent": "unix:/nowhere", "weights": "rev-1", "interface_v1": 1, "exists_deadline_s": 2.0, "deadline_s": 5.0,
+    }  # fmt: skip
+    values: dict[str, Any] = {
+        "tp_rank": 0, "tp_size": 1, "pp_rank": 0, "pp_size": 1, "attn_cp_rank": 0, "attn_cp_size": 1, "is_mla_model": False,
+        "enable_storage_metrics": False, "is_page_first_layout": True, "model_name": "tiny",
+    }  # fmt: skip
+    return sglang_contract.use().HiCacheStorageConfig(**(values | fields), extra_config=settings | (extra or {}))
 
 
 class FakeHostPool:

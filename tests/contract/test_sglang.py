@@ -6,10 +6,8 @@ Against a copy of SGLang's signatures and numpy arrays, or, in `make test-sglang
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,15 @@ import pytest
 from kvdir.errors import ConfigError
 from kvdir.namespace import Namespace, StateKind
 from peer_agent.testing import LocalCluster, local_cluster, sglang_contract
-from peer_agent.testing.sglang_pools import FakeHostPool, FakeLatentPool, FakeLogicalPool, FakeStatePool, tensor
+from peer_agent.testing.sglang_pools import (
+    FakeHostPool,
+    FakeLatentPool,
+    FakeLogicalPool,
+    FakeStatePool,
+    page_keys,
+    slots,
+    storage_config,
+)
 
 sglang = sglang_contract.use()
 PoolName, PoolTransfer = sglang.PoolName, sglang.PoolTransfer
@@ -28,30 +34,6 @@ from peer_agent.connectors.sglang.identity import pool_namespace  # noqa: E402
 from peer_agent.connectors.sglang.pages import pages_of  # noqa: E402
 from peer_agent.connectors.sglang.settings import read_settings  # noqa: E402
 
-EXTRA = {"agent": "unix:/nowhere", "weights": "rev-1", "interface_v1": 1}
-
-
-def config(extra: dict[str, Any] | None = None, **fields: Any) -> Any:
-    values: dict[str, Any] = {
-        "tp_rank": 0, "tp_size": 1, "pp_rank": 0, "pp_size": 1, "attn_cp_rank": 0, "attn_cp_size": 1, "is_mla_model": False,
-        "enable_storage_metrics": False, "is_page_first_layout": True, "model_name": "tiny",
-    }  # fmt: skip
-    return sglang.HiCacheStorageConfig(**(values | fields), extra_config=EXTRA | (extra or {}))
-
-
-def keys(count: int, *, root: str = "") -> list[str]:
-    """A chain of page hashes, as SGLang makes them."""
-    out: list[str] = []
-    for number in range(count):
-        out.append(hashlib.sha256(f"{out[-1] if out else root}/{number}".encode()).hexdigest())
-    return out
-
-
-def slots(pool: Any, pages: list[int]) -> Any:
-    """Token slots of these pages, as one index tensor."""
-    size = pool.page_size
-    return tensor(np.concatenate([np.arange(page * size, (page + 1) * size) for page in pages]))
-
 
 def namespace_of(name: str, pool: Any, settings: Any, page_tokens: int = 4, *, runs: bool = True) -> Namespace:
     pages = pages_of(pool, runs=runs)
@@ -59,18 +41,6 @@ def namespace_of(name: str, pool: Any, settings: Any, page_tokens: int = 4, *, r
         name, pool, page_bytes=pages.page_bytes, page_tokens=page_tokens, form=pages.form, config=settings,
         settings=read_settings(settings.extra_config),
     )  # fmt: skip
-
-
-def write(directory: Path, *namespaces: Namespace) -> tuple[str, ...]:
-    """Namespace files for the agents."""
-    files = []
-    for namespace in namespaces:
-        fields = json.loads(namespace.canonical())
-        fields.pop("version")
-        file = directory / f"{namespace.digest.hex()[:12]}.json"
-        file.write_text(json.dumps(fields))
-        files.append(str(file))
-    return tuple(files)
 
 
 class Rig:
@@ -82,7 +52,7 @@ class Rig:
 
     async def backend(self, node: str, pools: dict[str, Any], extra: dict[str, Any] | None = None, **fields: Any) -> Any:
         agent = {"agent": self.cluster.agents[node].ready.engine}
-        made = KvdirHiCache(config(agent | (extra or {}), **fields), {})
+        made = KvdirHiCache(storage_config(agent | (extra or {}), **fields), {})
         self.backends.append(made)
 
         def register() -> None:
@@ -101,19 +71,8 @@ def sample_pools() -> dict[str, Any]:
 
 @pytest.fixture
 async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
-    """Agents a and b serve the pools of `sample_pools` in place, and the KV pool flattened and in other layouts."""
-    pools = sample_pools()
-    settings = config()
-    namespaces = [
-        *(namespace_of(name, pool, settings) for name, pool in pools.items()),
-        namespace_of("kv", pools["kv"], settings, runs=False),
-        namespace_of("kv", FakeHostPool(layout="layer_first"), settings),
-        namespace_of("kv", FakeLatentPool(), config(is_mla_model=True)),
-    ]
-    files = write(tmp_path, *namespaces)
-    async with local_cluster(tmp_path, namespaces=files, arena_bytes=8 << 20) as cluster:
-        for node in ("a", "b"):
-            await cluster.start_agent(node)
+    """Agents a and b, which know no namespace until a backend brings one along."""
+    async with local_cluster(tmp_path, "a", "b", namespaces=(), accept_bytes=1 << 20, accept_namespaces=8) as cluster:
         made = Rig(cluster)
         try:
             yield made
@@ -134,11 +93,11 @@ async def test_pages_arrive_on_another_node_when_stored_in_place(rig: Rig, pool_
     mla = pool_type is FakeLatentPool
     writer = await rig.backend("a", {"kv": here}, is_mla_model=mla)
     reader = await rig.backend("b", {"kv": there}, is_mla_model=mla)
-    names, pages = keys(6), [3, 9, 1, 0, 7, 30]
+    names, pages = page_keys(6), [3, 9, 1, 0, 7, 30]
     here.fill([page * 4 for page in pages], seed=1)
     assert await asyncio.to_thread(writer.batch_set_v1, names, slots(here, pages)) == [True] * 6
     await known(rig, "a")
-    assert await asyncio.to_thread(reader.batch_exists, [*names, *keys(2, root="else")]) == 6
+    assert await asyncio.to_thread(reader.batch_exists, [*names, *page_keys(2, root="else")]) == 6
     into = [5, 6, 8, 2, 4, 31]
     assert await asyncio.to_thread(reader.batch_get_v1, names, slots(there, into)) == [True] * 6
     for source, target in zip(pages, into, strict=True):
@@ -151,7 +110,7 @@ async def test_pages_arrive_on_another_node_when_stored_in_place(rig: Rig, pool_
 async def test_only_pages_that_are_there_are_written_when_some_are_missing(rig: Rig) -> None:
     pool = FakeHostPool()
     backend = await rig.backend("a", {"kv": pool})
-    names = keys(3)
+    names = page_keys(3)
     pool.fill([0, 8], seed=2)
     assert await asyncio.to_thread(backend.batch_set_v1, [names[0], names[2]], slots(pool, [0, 2])) == [True, True]
     before = pool.page_bytes(5 * 4)
@@ -166,7 +125,7 @@ async def test_flat_pages_go_and_come_when_the_interface_is_the_old_one(rig: Rig
     writer = await rig.backend("a", {"kv": here}, {"interface_v1": 0})
     reader = await rig.backend("b", {"kv": there}, {"interface_v1": 0})
     here.fill([0, 4], seed=3)
-    names = keys(3)
+    names = page_keys(3)
     values = [here.get_data_page(0), here.get_data_page(4)]
     assert await asyncio.to_thread(writer.batch_set, names[:2], values)
     assert await asyncio.to_thread(writer.exists, names[1])
@@ -184,7 +143,7 @@ async def test_the_longest_legal_prefix_is_found_when_state_is_sparse(rig: Rig) 
     """KV pages 0..7, a state at pages 3 and 5, the window of the last two pages around 5: 6 pages, not 8."""
     pools = sample_pools()
     backend = await rig.backend("a", pools)
-    names = keys(8)
+    names = page_keys(8)
     transfers = [
         PoolTransfer(PoolName.KV, slots(pools["kv"], list(range(8))), keys=names),
         PoolTransfer(PoolName.MAMBA, slots(pools["mamba"], [0, 1]), keys=[names[3], names[5]]),
@@ -213,7 +172,7 @@ async def test_the_longest_legal_prefix_is_found_when_state_is_sparse(rig: Rig) 
 async def test_side_pools_decide_alone_when_the_kv_pool_is_logical(rig: Rig) -> None:
     pools: dict[str, Any] = {"kv": FakeLogicalPool(), "swa": FakeHostPool(layers=2)}
     backend = await rig.backend("a", pools)
-    names = keys(3)
+    names = page_keys(3)
     assert await asyncio.to_thread(backend.batch_exists, names) == 0
     assert (await asyncio.to_thread(backend.batch_exists_v2, names)).kv_hit_pages == 0
     stored = await asyncio.to_thread(
@@ -227,7 +186,7 @@ async def test_side_pools_decide_alone_when_the_kv_pool_is_logical(rig: Rig) -> 
 async def test_nothing_is_found_when_a_pool_was_never_registered(rig: Rig) -> None:
     pools = {"kv": FakeHostPool()}
     backend = await rig.backend("a", pools)
-    names = keys(2)
+    names = page_keys(2)
     await asyncio.to_thread(backend.batch_set_v1, names, slots(pools["kv"], [0, 1]))
     found = await asyncio.to_thread(backend.batch_exists_v2, names, [PoolTransfer(PoolName.SWA)])
     assert (found.kv_hit_pages, found.restorable_prefix_pages) == (0, [])
@@ -236,18 +195,46 @@ async def test_nothing_is_found_when_a_pool_was_never_registered(rig: Rig) -> No
     assert await asyncio.to_thread(backend.batch_set_v1, names, slots(pools["kv"], [0])) == [False, False], "too few slots"
 
 
-async def test_pages_of_other_weights_are_never_found_when_all_else_is_equal(rig: Rig, caplog: Any) -> None:
+async def test_pages_of_other_weights_are_never_found_when_all_else_is_equal(rig: Rig) -> None:
     pool = FakeHostPool()
-    backend = await rig.backend("a", {"kv": pool}, {"weights": "rev-2", "attach_timeout_s": 5.0})
-    assert "weights: 'rev-2' here, 'rev-1' there" in caplog.text
-    assert await asyncio.to_thread(backend.batch_set_v1, keys(1), slots(pool, [0])) == [False]
-    assert await asyncio.to_thread(backend.batch_exists, keys(1)) == 0
+    pool.fill([0, 4], seed=5)
+    first = await rig.backend("a", {"kv": pool})
+    other = await rig.backend("a", {"kv": pool}, {"weights": "rev-2"})
+    names = page_keys(2)
+    assert await asyncio.to_thread(first.batch_set_v1, names, slots(pool, [0, 1])) == [True, True]
+    assert await asyncio.to_thread(first.batch_exists, names) == 2
+    assert await asyncio.to_thread(other.batch_exists, names) == 0
+    assert await asyncio.to_thread(other.batch_get_v1, names, slots(pool, [2, 3])) == [False, False]
+
+
+async def test_the_engine_starts_and_sees_misses_when_the_agent_does_not_serve_its_namespace(
+    tmp_path: Path, caplog: Any
+) -> None:
+    pool = FakeHostPool()
+    async with local_cluster(tmp_path, "a", namespace=namespace_of("kv", pool, storage_config())) as cluster:
+        backend = await Rig(cluster).backend("a", {"kv": pool}, {"weights": "rev-2", "attach_timeout_s": 5.0})
+        assert "weights: 'rev-2' here, 'rev-1' there" in caplog.text
+        assert await asyncio.to_thread(backend.batch_set_v1, page_keys(1), slots(pool, [0])) == [False]
+        assert await asyncio.to_thread(backend.batch_exists, page_keys(1)) == 0
+        await asyncio.to_thread(backend.close)
+
+
+async def test_ranks_of_one_split_are_found_only_together_when_their_pages_are_parts(rig: Rig) -> None:
+    """Two tensor-parallel ranks on one node: what rank 0 alone has stored, no other node is told of."""
+    pools = [FakeHostPool(), FakeHostPool()]
+    ranks = [await rig.backend("a", {"kv": pools[rank]}, tp_rank=rank, tp_size=2) for rank in (0, 1)]
+    reader = await rig.backend("b", {"kv": FakeHostPool()}, tp_rank=0, tp_size=2)
+    names = page_keys(2)
+    assert await asyncio.to_thread(ranks[0].batch_set_v1, names, slots(pools[0], [0, 1])) == [True, True]
+    assert await asyncio.to_thread(ranks[1].batch_set_v1, names[:1], slots(pools[1], [0])) == [True]
+    await eventually_true(lambda: reader.batch_exists(names) == 1, "the page that both ranks have is found")
+    assert reader.batch_exists(names) == 1, "the one of rank 0 alone is not"
 
 
 async def test_calls_end_in_time_as_misses_when_the_agent_is_gone(rig: Rig) -> None:
     pool = FakeHostPool()
     backend = await rig.backend("a", {"kv": pool}, {"deadline_s": 0.3})
-    names = keys(2)
+    names = page_keys(2)
     assert await asyncio.to_thread(backend.batch_set_v1, names, slots(pool, [0, 1])) == [True, True]
     await rig.cluster.stop_agent("a")
     began_s = time.monotonic()
@@ -256,16 +243,14 @@ async def test_calls_end_in_time_as_misses_when_the_agent_is_gone(rig: Rig) -> N
     assert await asyncio.to_thread(backend.batch_set_v1, names, slots(pool, [0, 1])) == [False, False]
     assert time.monotonic() - began_s < 1.5
     await rig.cluster.start_agent("a")
-    await eventually_stored(backend, names, slots(pool, [0, 1]))
+    await eventually_true(lambda: all(backend.batch_set_v1(names, slots(pool, [0, 1]))), "the agent is back, and noticed")
 
 
-async def eventually_stored(backend: Any, names: list[str], where: Any) -> None:
-    async def once() -> bool:
-        return all(await asyncio.to_thread(backend.batch_set_v1, names, where))
-
+async def eventually_true(condition: Callable[[], bool], what: str) -> None:
+    """condition: blocks, so it runs in a thread."""
     end_s = time.monotonic() + 20
-    while not await once():
-        assert time.monotonic() < end_s, "the agent is back, and the backend has not noticed"
+    while not await asyncio.to_thread(condition):
+        assert time.monotonic() < end_s, what
 
 
 @pytest.mark.parametrize(
@@ -282,36 +267,36 @@ async def eventually_stored(backend: Any, names: list[str], where: Any) -> None:
 )
 def test_the_backend_is_refused_in_words_when_the_extra_config_is_wrong(extra: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words.replace("?", "\\?")):
-        KvdirHiCache(config(extra), {})
+        KvdirHiCache(storage_config(extra), {})
 
 
 def test_registering_is_refused_when_the_host_pool_hides_the_element_type() -> None:
-    backend = KvdirHiCache(config({"attach_timeout_s": 0}), {})
+    backend = KvdirHiCache(storage_config({"attach_timeout_s": 0}), {})
     with pytest.raises(ConfigError, match="kv_dtype: the host pool keeps uint8"):
         backend.register_mem_pool_host(FakeHostPool(dtype="uint8"))
-    told = KvdirHiCache(config({"attach_timeout_s": 0, "kv_dtype": "fp8_e4m3"}), {})
+    told = KvdirHiCache(storage_config({"attach_timeout_s": 0, "kv_dtype": "fp8_e4m3"}), {})
     told.register_mem_pool_host(FakeHostPool(dtype="uint8"))
     told.close()
 
 
 def test_namespaces_differ_when_ranks_layouts_or_forms_do() -> None:
-    pool, base = FakeHostPool(), config()
+    pool, base = FakeHostPool(), storage_config()
     namespaces = [
         namespace_of("kv", pool, base),
         namespace_of("kv", pool, base, runs=False),
         namespace_of("swa", pool, base),
         namespace_of("kv", FakeHostPool(layout="layer_first"), base),
-        namespace_of("kv", pool, config(tp_size=2)),
-        namespace_of("kv", pool, config(tp_size=2, tp_rank=1)),
-        namespace_of("kv", pool, config(pp_size=2)),
-        namespace_of("kv", pool, config(attn_cp_size=2)),
+        namespace_of("kv", pool, storage_config(tp_size=2)),
+        namespace_of("kv", pool, storage_config(tp_size=2, tp_rank=1)),
+        namespace_of("kv", pool, storage_config(pp_size=2)),
+        namespace_of("kv", pool, storage_config(attn_cp_size=2)),
     ]
     assert len({item.digest for item in namespaces}) == len(namespaces)
     assert namespaces[4].parallel == "tp=0/2"
 
 
 def test_ranks_share_what_is_replicated_and_only_that_when_the_model_is_mla() -> None:
-    zero, one = (config(is_mla_model=True, tp_size=2, tp_rank=rank) for rank in (0, 1))
+    zero, one = (storage_config(is_mla_model=True, tp_size=2, tp_rank=rank) for rank in (0, 1))
     latent, state, plain = FakeLatentPool(), FakeStatePool(), FakeHostPool()
     assert namespace_of("kv", latent, zero) == namespace_of("kv", latent, one)
     assert namespace_of("kv", latent, zero).groups[0].kind == StateKind.MLA
