@@ -228,7 +228,7 @@ async def test_ranks_of_one_split_are_found_only_together_when_their_pages_are_p
     assert await asyncio.to_thread(ranks[0].batch_set_v1, names, slots(pools[0], [0, 1])) == [True, True]
     assert await asyncio.to_thread(ranks[1].batch_set_v1, names[:1], slots(pools[1], [0])) == [True]
     await eventually_true(lambda: reader.batch_exists(names) == 1, "the page that both ranks have is found")
-    assert reader.batch_exists(names) == 1, "the one of rank 0 alone is not"
+    assert await asyncio.to_thread(reader.batch_exists, names) == 1, "the one of rank 0 alone is not"
 
 
 async def test_calls_end_in_time_as_misses_when_the_agent_is_gone(rig: Rig) -> None:
