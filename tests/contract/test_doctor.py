@@ -59,11 +59,15 @@ async def store(cluster: LocalCluster, node: str) -> None:
     await cluster.wait_known(node)
 
 
+async def heard(cluster: LocalCluster, *nodes: str) -> None:
+    await eventually(lambda: all(map(cluster.is_synced, nodes)), what=f"{', '.join(nodes)} are heard and trusted")
+
+
 async def test_a_healthy_cluster_is_well_when_the_doctor_looks(tmp_path: Path) -> None:
     async with local_cluster(tmp_path, "a", "b") as cluster:
         for node in ("a", "b"):
             await store(cluster, node)
-            await eventually(lambda node=node: cluster.is_synced(node), what="the agent is trusted")
+        await heard(cluster, "a", "b")
         result, document = await kvdir_doctor(cluster.coordinator_address)
         assert (result.exit_code, document["verdict"]) == (0, "ok"), result.stdout
         assert document["counts"]["ok"] >= 10
@@ -73,6 +77,7 @@ async def test_the_doctor_names_the_seed_and_the_fix_when_two_agents_have_differ
     async with local_cluster(tmp_path, "a") as cluster:
         other = dataclasses.replace(cluster.namespace, hash_seed="17")
         await cluster.start_agent("b", namespaces=(write(tmp_path, other),))
+        await heard(cluster, "a", "b")
         result, document = await kvdir_doctor(cluster.coordinator_address)
         (finding,) = found(document, "hash seed")
         assert (result.exit_code, finding["verdict"], finding["subject"]) == (1, "fault", "a and b")
@@ -86,6 +91,7 @@ async def test_the_doctor_names_the_seed_and_the_fix_when_two_agents_have_differ
 async def test_the_doctor_names_the_agent_when_nobody_can_be_reached_at_its_address(tmp_path: Path, nobody: str) -> None:
     async with local_cluster(tmp_path, "a") as cluster:
         await cluster.start_agent("b", advertise=nobody)
+        await heard(cluster, "a", "b")
         result, document = await kvdir_doctor(cluster.coordinator_address)
         (finding,) = found(document, "peers")
         assert (result.exit_code, finding["subject"]) == (1, "b")
@@ -100,7 +106,7 @@ async def test_the_doctor_says_which_name_is_taken_over_again_and_again_when_age
             if turn:
                 await cluster.stop_agent("same")
             await cluster.start_agent("same")
-            await eventually(lambda: cluster.is_synced("same"), what="the agent is heard")
+            await heard(cluster, "same")
         _, document = await kvdir_doctor(cluster.coordinator_address)
         (finding,) = found(document, "one name, one agent")
         assert (finding["subject"], finding["verdict"]) == ("same", "fault")
@@ -142,7 +148,7 @@ async def test_a_healthy_node_is_well_when_its_doctor_looks(tmp_path: Path) -> N
     async with local_cluster(tmp_path, "a", "b") as cluster:
         for node in ("a", "b"):
             await store(cluster, node)
-        await eventually(lambda: cluster.is_synced("a") and cluster.is_synced("b"), what="the agents are trusted")
+        await heard(cluster, "a", "b")
         result, document = await agent_doctor("--config", config_file(cluster, "a"))
         against = [item for item in document["findings"] if item["verdict"] != "ok"]
         assert (result.exit_code, against) == (0, []), result.stdout
@@ -166,7 +172,7 @@ async def test_the_nodes_doctor_finds_both_when_the_agent_is_down_and_an_endpoin
 
 async def test_the_nodes_doctor_says_who_took_its_name_when_it_was_fenced(tmp_path: Path) -> None:
     async with local_cluster(tmp_path, "a") as cluster:
-        await eventually(lambda: cluster.is_synced("a"), what="the first agent is heard")
+        await heard(cluster, "a")
         first = cluster.agents["a"]
         await cluster.start_agent("a", arena_path=str(tmp_path / "other.arena"))
         try:
