@@ -61,6 +61,20 @@ def ingest(output: str, progress: bool | None) -> None:
     run_bench("ingest", measure, output=output, progress=progress)
 
 
+@bench.command("engine-events", short_help="Events of engines, from their payload to the outbox.")
+@output_option
+@progress_option
+def engine_events(output: str, progress: bool | None) -> None:
+    """Events of an engine decoded, counted and appended to an outbox, beside bare msgspec on the same payloads. One core."""
+
+    def measure(advance: Advance) -> Mapping[str, Any]:
+        from kvdir.cli.bench_engine_events import run_engine_events_bench
+
+        return run_engine_events_bench(advance=advance)
+
+    run_bench("engine-events", measure, output=output, progress=progress)
+
+
 @bench.command(short_help="How far a replica is behind, at a set rate of events.")
 @output_option
 @progress_option

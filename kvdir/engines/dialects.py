@@ -12,7 +12,7 @@ import msgspec
 
 from kvdir.engines import dynamo, rfc1527, sglang, vllm
 from kvdir.engines.door import Door
-from kvdir.engines.events import DecodedBatch, EngineEvent, Reason
+from kvdir.engines.events import DecodedBatch, EngineEvent, Reason, Removed
 from kvdir.engines.intake import Intake, Refused
 from kvdir.engines.wire import split
 from kvdir.errors import InvalidInput
@@ -44,4 +44,28 @@ def decode(dialect: str, payload: bytes, *, door: Door | None = None, owner: str
             events.append(read(raw, intake))
         except Refused as refused:
             rejected[refused.reason] = rejected.get(refused.reason, 0) + 1
-    return DecodedBatch(batch.ts_s, batch.dp_rank, tuple(events), rejected, asked.mismatch if asked is not None else "")
+    mismatch = asked.mismatch if asked is not None else ""
+    return DecodedBatch(batch.ts_s, batch.dp_rank, tuple(_joined(events)), rejected, mismatch)
+
+
+def _joined(events: list[EngineEvent]) -> list[EngineEvent]:
+    """Removals that follow each other in one place as one: vLLM sends one event for each block that it evicts."""
+    out: list[EngineEvent] = []
+    parts: list[bytes] = []
+    last: Removed | None = None
+    for event in events:
+        if isinstance(event, Removed):
+            if last is not None and event[1:] == last[1:]:
+                parts.append(event.packed)
+                continue
+            if last is not None:
+                out.append(last._replace(packed=b"".join(parts)))
+            last, parts = event, [event.packed]
+            continue
+        if last is not None:
+            out.append(last._replace(packed=b"".join(parts)))
+            last = None
+        out.append(event)
+    if last is not None:
+        out.append(last._replace(packed=b"".join(parts)))
+    return out

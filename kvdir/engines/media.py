@@ -8,6 +8,7 @@ out costs a hit. Sources: vLLM 0.32 (`GPU`, `CPU`, `STORAGE` with a locality), S
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 
 from kvdir.location import Tier
@@ -32,6 +33,7 @@ _KINDS: Mapping[str, StateKind] = {
 }
 
 
+@functools.lru_cache(maxsize=256)
 def tier_of(medium: str | None, locality: str | None = None) -> Tier | None:
     """The tier of a medium; None if unknown. No medium is GPU memory: versions that do not say know nothing else.
 

@@ -91,6 +91,8 @@ class ClearedItems(msgspec.Struct, tag="AllBlocksCleared", array_like=True):
     pass
 
 
+_REMOVED = frozenset({RemovedFields, RemovedItems})
+_CLEARED = frozenset({ClearedFields, ClearedItems})
 _FIELDS = msgspec.msgpack.Decoder(StoredFields | RemovedFields | ClearedFields)
 _ITEMS = msgspec.msgpack.Decoder(StoredItems | RemovedItems | ClearedItems)
 _TAG = msgspec.msgpack.Decoder(list[Any])
@@ -110,7 +112,8 @@ def read(raw: bytes | msgspec.Raw, intake: Intake) -> EngineEvent:
 
 def translate(fields: Any, intake: Intake) -> EngineEvent:
     """The event that decoded fields mean. fields: of this module's classes, or of others with the same names."""
-    if isinstance(fields, ClearedFields | ClearedItems):
+    shape = type(fields)
+    if shape in _CLEARED:
         return Cleared()
     tier = tier_of(fields.medium, getattr(fields, "locality", None))
     if tier is None:
@@ -118,8 +121,8 @@ def translate(fields: Any, intake: Intake) -> EngineEvent:
     packed = pack(fields.block_hashes)
     if packed is None or len(fields.block_hashes) > MAX_HASHES:
         raise Refused(Reason.BAD_HASH if packed is None else Reason.TOO_LARGE)
-    if isinstance(fields, RemovedFields | RemovedItems):
-        return Removed(*packed, tier, Group(fields.group_idx))
+    if shape in _REMOVED:
+        return Removed(*packed, tier, group_of(fields.group_idx, None, None) or Group())
     return _stored(fields, *packed, tier, intake)
 
 

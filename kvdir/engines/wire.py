@@ -97,8 +97,8 @@ def split(payload: bytes) -> RawBatch:
 
 def is_map(raw: bytes | msgspec.Raw) -> bool:
     """Whether an encoded object is a map; an array otherwise, or nothing that is known."""
-    first = bytes(memoryview(raw)[:1])
-    return bool(first) and (0x80 <= first[0] <= 0x8F or first[0] in (0xDE, 0xDF))
+    view = memoryview(raw)
+    return len(view) > 0 and (0x80 <= view[0] <= 0x8F or 0xDE <= view[0] <= 0xDF)
 
 
 def _salvage(payload: bytes) -> RawBatch:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from kvdir.engines import Cleared, Door, Group, Stored, decode
@@ -66,3 +67,12 @@ def test_the_door_asks_once_when_a_sequence_begins() -> None:
 def test_an_unknown_dialect_is_refused_when_decoding() -> None:
     with pytest.raises(InvalidInput, match="one of vllm"):
         decode("trtllm", b"\x90")
+
+
+def test_removals_in_one_place_are_one_when_they_follow_each_other() -> None:
+    def removed(number: int, medium: str = "GPU", group: int = 0) -> list[object]:
+        return ["BlockRemoved", [number], medium, group]
+
+    events = [removed(1), removed(2), removed(3, "CPU"), ["AllBlocksCleared"], removed(4), removed(5, group=1)]
+    batch = decode("vllm", msgspec.msgpack.encode([0.0, events, 0]))
+    assert [getattr(event, "blocks", 0) for event in batch.events] == [2, 1, 0, 1, 1]
