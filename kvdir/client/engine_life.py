@@ -1,0 +1,111 @@
+"""One life of an engine's stream: what it holds, counted, as a stream of ours under an epoch of its own.
+
+    batches ──▶ Residency ──▶ OwnerOutbox ──▶ one Publisher a coordinator            doubt ──▶ told before newer events
+
+Rules: our events are exact changes, so sketches are kept; a namespace is announced before its first event; a doubt is raised
+before the events that are newer than it are numbered, and ended behind those that ended it. A restarted engine is another life,
+whose registration fences this one, so that what the old one held is gone at once. One event loop, no lock. Does not: know the
+engine's own numbers (kvdir/engines/cursor.py) or sockets.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from kvdir.client.discovery import Discovery
+from kvdir.client.publisher import Publisher, PublisherIdentity
+from kvdir.client.publishers import Publishers
+from kvdir.client.standby import Standby
+from kvdir.core.event import NO_DOUBT, Doubt, Event, HeartbeatFigures
+from kvdir.core.outbox import OwnerOutbox
+from kvdir.core.sketches import SKETCH_CELLS, OwnerSketches
+from kvdir.engines import Applied, DecodedBatch, Residency
+from kvdir.index import Sketch
+
+GOODBYE_S = 1.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publishing:
+    """Where lives publish, the same for all. queue_events, ring_bytes: of each outbox. started_unix_ms: of whoever runs us."""
+
+    coordinators: Discovery | None
+    version: str = ""
+    queue_events: int = 65_536
+    ring_bytes: int = 16 << 20
+
+
+class EngineLife:
+    """See the module docstring. stream: its name in the directory, NODE/ENGINE or NODE/ENGINE@RANK."""
+
+    def __init__(
+        self, stream: str, residency: Residency, publishing: Publishing, *, doubt: str, on_fenced: Callable[[str], None]
+    ) -> None:
+        self.epoch = secrets.randbits(64) or 1
+        self.residency = residency
+        self.doubt: Doubt = NO_DOUBT.begun(doubt) if doubt else NO_DOUBT
+        self.outbox = OwnerOutbox(
+            max_events=publishing.queue_events,
+            max_bytes=publishing.ring_bytes,
+            sketches=OwnerSketches(lambda: Sketch(SKETCH_CELLS)),
+        )
+        self._announced = 0
+        self._identity = PublisherIdentity(
+            stream, self.epoch, "", int(time.time() * 1000), (), publishing.version
+        )  # no peer address: nobody can ask an engine for blocks
+        self._standby = Standby()
+        self.publishers = Publishers(publishing.coordinators, self._publisher, on_fenced=on_fenced)
+
+    def start(self) -> None:
+        """Registers with the coordinators."""
+        self.publishers.start()
+
+    def apply(self, batch: DecodedBatch) -> Applied:
+        """Takes a batch, and says so."""
+        applied = self.residency.apply(batch)
+        namespaces = self.residency.namespaces
+        if len(namespaces) > self._announced:
+            self._announced = len(namespaces)
+            self.publishers.announce(tuple(namespaces.values()))
+        if applied.doubt:
+            self.set_doubt(applied.doubt)
+        for event in applied.events:
+            self.outbox.append(event)
+        return applied
+
+    def set_doubt(self, words: str) -> None:
+        """Why what is held is not known for sure; empty: it is."""
+        doubt = self.doubt.begun(words) if words else self.doubt.ended()
+        if doubt != self.doubt:
+            self.doubt = doubt
+            self.publishers.doubted()
+
+    def _publisher(self, address: str, fenced: Callable[[str], None]) -> Publisher:
+        publisher = Publisher(
+            address,
+            self._identity,
+            self.outbox,
+            snapshot=self._snapshot,
+            heartbeat=self._heartbeat,
+            on_fenced=fenced,
+            rng=random.Random(self.epoch),
+            standby=self._standby,
+            doubt=lambda: self.doubt,
+        )
+        if self._announced:
+            publisher.announce(tuple(self.residency.namespaces.values()))
+        return publisher
+
+    def _snapshot(self) -> tuple[int, Iterable[Event]]:
+        """Residency and outbox change in one step, so they agree. The sketches are made anew, so a fault of theirs ends."""
+        entries = list(self.residency.held())
+        assert self.outbox.sketches is not None
+        self.outbox.sketches.restate(entries)
+        return self.outbox.last_seq, entries
+
+    def _heartbeat(self) -> HeartbeatFigures:
+        return HeartbeatFigures(counts=self.residency.counts())
