@@ -15,11 +15,11 @@ import secrets
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from kvdir.client.discovery import Discovery
 from kvdir.client.publisher import Publisher, PublisherIdentity
 from kvdir.client.publishers import Publishers
-from kvdir.client.standby import Standby
 from kvdir.core.event import NO_DOUBT, Doubt, Event, HeartbeatFigures
 from kvdir.core.outbox import OwnerOutbox
 from kvdir.core.sketches import SKETCH_CELLS, OwnerSketches
@@ -54,11 +54,17 @@ class EngineLife:
             sketches=OwnerSketches(lambda: Sketch(SKETCH_CELLS)),
         )
         self._announced = 0
-        self._identity = PublisherIdentity(
-            stream, self.epoch, "", int(time.time() * 1000), (), publishing.version
-        )  # no peer address: nobody can ask an engine for blocks
-        self._standby = Standby()
-        self.publishers = Publishers(publishing.coordinators, self._publisher, on_fenced=on_fenced)
+        # No peer address: nobody can ask an engine for blocks.
+        identity = PublisherIdentity(stream, self.epoch, "", int(time.time() * 1000), (), publishing.version)
+        new_publisher = partial(
+            Publisher,
+            outbox=self.outbox,
+            snapshot=self._snapshot,
+            heartbeat=self._heartbeat,
+            rng=random.Random(self.epoch),
+            doubt=lambda: self.doubt,
+        )
+        self.publishers = Publishers(publishing.coordinators, identity, new_publisher, on_fenced=on_fenced)
 
     def start(self) -> None:
         """Registers with the coordinators."""
@@ -83,22 +89,6 @@ class EngineLife:
         if doubt != self.doubt:
             self.doubt = doubt
             self.publishers.doubted()
-
-    def _publisher(self, address: str, fenced: Callable[[str], None]) -> Publisher:
-        publisher = Publisher(
-            address,
-            self._identity,
-            self.outbox,
-            snapshot=self._snapshot,
-            heartbeat=self._heartbeat,
-            on_fenced=fenced,
-            rng=random.Random(self.epoch),
-            standby=self._standby,
-            doubt=lambda: self.doubt,
-        )
-        if self._announced:
-            publisher.announce(tuple(self.residency.namespaces.values()))
-        return publisher
 
     def _snapshot(self) -> tuple[int, Iterable[Event]]:
         """Residency and outbox change in one step, so they agree. The sketches are made anew, so a fault of theirs ends."""

@@ -12,10 +12,12 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 from kvdir.client.discovery import Discovery
-from kvdir.client.publisher import Publisher, PublisherStats
+from kvdir.client.publisher import Publisher, PublisherIdentity, PublisherStats
+from kvdir.client.standby import Standby
 from kvdir.location import StreamState
 from kvdir.namespace import Namespace
 from kvdir.obs.logs import say
@@ -24,7 +26,8 @@ log = logging.getLogger("kvdir.publishers")
 
 
 class Publishers:
-    """Owns the publishers of one epoch and their tasks. new_publisher: given the address, and whom to tell of a fence.
+    """Owns the publishers of one epoch and their tasks. new_publisher: a Publisher but for address, identity, on_fenced,
+    standby.
 
     fenced: why this epoch may publish no more; empty while it may.
     """
@@ -32,12 +35,14 @@ class Publishers:
     def __init__(
         self,
         coordinators: Discovery | None,
-        new_publisher: Callable[[str, Callable[[str], None]], Publisher],
+        identity: PublisherIdentity,
+        new_publisher: Callable[..., Publisher],
         *,
         on_fenced: Callable[[str], None],
     ) -> None:
         self._coordinators = coordinators
-        self._new_publisher = new_publisher
+        self._identity = identity
+        self._new_publisher = partial(new_publisher, on_fenced=self._fenced, standby=Standby())
         self._on_fenced = on_fenced
         self._running: dict[str, tuple[Publisher, asyncio.Task[None]]] = {}
         self._ending: set[asyncio.Task[None]] = set()
@@ -53,7 +58,8 @@ class Publishers:
             self._changed(self._coordinators.addresses)
 
     def announce(self, namespaces: tuple[Namespace, ...]) -> None:
-        """To all, before the first event of a new one goes into the outbox."""
+        """These are the namespaces now: every coordinator hears it before the first event of a new one."""
+        self._identity = replace(self._identity, namespaces=namespaces)
         for publisher, _ in self._running.values():
             publisher.announce(namespaces)
 
@@ -114,7 +120,7 @@ class Publishers:
             say(log, logging.WARNING, "coordinator is listed no more", address=address)
         for address in addresses:
             if address not in self._running:
-                publisher = self._new_publisher(address, self._fenced)
+                publisher = self._new_publisher(address, self._identity)
                 task = asyncio.create_task(publisher.run(), name=f"publisher-{address}")
                 task.add_done_callback(self._ended)
                 self._running[address] = publisher, task
