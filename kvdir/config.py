@@ -23,8 +23,8 @@ T = TypeVar("T")
 
 
 def setting(default: Any, help: str, *, metavar: str = "") -> Any:
-    """Declares one setting of a config dataclass. Lists default to () and take comma-separated values as text;
-    a TOML table is taken for a list of key=value."""
+    """Declares one setting of a config dataclass. Lists default to () and take comma-separated values as text; a TOML table is
+    taken for a list of key=value, and a list of tables for one of all of them in turn."""
     return dataclasses.field(default=default, metadata={"help": help, "metavar": metavar})
 
 
@@ -169,8 +169,10 @@ def _parse_list(raw: Any) -> tuple[str, ...]:
         raw = [f"{key}={value}" for key, value in raw.items()]
     if isinstance(raw, str):
         return tuple(part.strip() for part in raw.split(",") if part.strip())
-    if isinstance(raw, list | tuple) and all(isinstance(part, str) for part in raw):
-        return tuple(raw)
+    if isinstance(raw, list | tuple):
+        raw = [",".join(_parse_list(part)) if isinstance(part, dict) else part for part in raw]
+        if all(isinstance(part, str) for part in raw):
+            return tuple(raw)
     raise ValueError(f"{raw!r} must be a list of texts")
 
 

@@ -44,7 +44,6 @@ from kvdir.engines import (
     Residency,
     decode,
 )
-from kvdir.engines.wire import NO_REJECTS
 from kvdir.errors import Unavailable
 from kvdir.obs.logs import say
 
@@ -59,6 +58,7 @@ GONE_S = 15.0
 NOBODY_S = 3.0
 PROBE_S = 5.0
 LOOK_S = 1.0
+_NOTHING_REJECTED: Mapping[Reason, int] = {}
 REOPEN_S = 2.0
 
 
@@ -347,7 +347,7 @@ def slices(batch: DecodedBatch, max_blocks: int) -> Iterator[DecodedBatch]:
             blocks = 0 if isinstance(part, Cleared) else part.blocks
             if piece and blocks > room:
                 yield batch._replace(events=tuple(piece), rejected=rejected)
-                piece, room, rejected = [], max_blocks, NO_REJECTS
+                piece, room, rejected = [], max_blocks, _NOTHING_REJECTED
             piece.append(part)
             room -= blocks
     if piece or rejected:

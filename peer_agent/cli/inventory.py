@@ -45,6 +45,7 @@ def ask(address: str, timeout_s: float) -> dict[str, Any]:
         except grpc.RpcError as error:
             raise from_rpc_error(error, target=address) from error
     names = [field.name for field in engine_pb2.NamespaceInventory.DESCRIPTOR.fields if field.name != "digest"]
+    streams = [field.name for field in engine_pb2.EngineStreamInventory.DESCRIPTOR.fields]
     return {
         "node": answer.node,
         "epoch": answer.epoch,
@@ -53,6 +54,10 @@ def ask(address: str, timeout_s: float) -> dict[str, Any]:
         "sessions": answer.sessions,
         "locks": answer.locks,
         "publishing": answer.publishing,
+        "engine_streams": [
+            {name: getattr(item, name) for name in streams} | {"findings": list(item.findings)}
+            for item in answer.engine_streams
+        ],
         "arena_memory": answer.arena_memory,
         "namespaces": [
             {"digest": item.digest.hex(), **{name: getattr(item, name) for name in names}} for item in answer.namespaces
@@ -85,4 +90,22 @@ def _view(document: dict[str, Any]) -> object:
         "locks": document["locks"],
         "publishing": document["publishing"],
     }
-    return stack(facts(head), table(columns, rows))
+    parts = [facts(head), table(columns, rows)]
+    if document["engine_streams"]:
+        parts.append(_engines(document["engine_streams"]))
+    return stack(*parts)
+
+
+def _engines(streams: list[dict[str, Any]]) -> object:
+    rows = [
+        (
+            item["stream"],
+            item["endpoint"],
+            f"{item['blocks']:,}",
+            f"{item['batches']:,}",
+            f"{item['lost_batches']:,}",
+            item["state"],
+        )
+        for item in streams
+    ]
+    return table(["engine's stream", "endpoint", "blocks #", "batches #", "lost #", "state"], rows)

@@ -15,12 +15,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from importlib import metadata
 from typing import Any, Self
 
 import grpc.aio
 
 from kvdir.client.discovery import Discovery
+from kvdir.client.engine_streams import EngineStreams
 from kvdir.client.publisher import PublisherIdentity
 from kvdir.client.race import RaceCounters
 from kvdir.core.outbox import OwnerOutbox
@@ -41,7 +41,8 @@ from peer_agent.server.config import AgentConfig, join_address, split_address
 from peer_agent.server.device_movers import DeviceMovers
 from peer_agent.server.directory import Coordinators
 from peer_agent.server.engine_service import EngineService
-from peer_agent.server.identity import Identity, Limits
+from peer_agent.server.engines import open_engines
+from peer_agent.server.identity import Identity, Limits, version
 from peer_agent.server.listeners import Listeners
 from peer_agent.server.load import Directory
 from peer_agent.server.metrics import AgentCollector
@@ -99,6 +100,7 @@ class _Parts:
     directory: Directory | None
     prefill_tokens_per_s: dict[bytes, float]
     writers: Writers
+    engines: EngineStreams
 
 
 class Agent:
@@ -182,7 +184,9 @@ class Agent:
         self._stack.push_async_callback(tasks.close, timeout_s=config.grace_s)
         prefill_tokens_per_s = {item.namespace.digest: item.prefill_tokens_per_s for item in served}
         writers = Writers(lambda session: presence.is_held(arena.fd, session), clock=self._clock)
-        await self._serve(_Parts(arena, outbox, planes, tasks, peers, turns, directory, prefill_tokens_per_s, writers))
+        engines = open_engines(config, self._discovery, self.store)
+        self._stack.push_async_callback(engines.close)
+        await self._serve(_Parts(arena, outbox, planes, tasks, peers, turns, directory, prefill_tokens_per_s, writers, engines))
 
     async def _serve(self, parts: _Parts) -> None:
         """Listens, top down from here: peers, engines, http; then the clock, and last the word to the coordinators."""
@@ -207,6 +211,7 @@ class Agent:
             replica=self.replica,
             nearest=parts.directory if isinstance(parts.directory, NearestDirectory) else None,
             races=self._races,
+            engines=parts.engines,
         )
         pulse = LoopPulse(limit_s=ALIVE_S)
         http_address = self._listeners.serve_http(collector, pulse, not_ready=lambda: "draining" if self._draining else "")
@@ -255,6 +260,7 @@ class Agent:
             prefetches=prefetches,
             writers=parts.writers,
             publishing=self.publishing.in_words,
+            engines=parts.engines,
             prefill_tokens_per_s=parts.prefill_tokens_per_s,
         )
 
@@ -338,7 +344,7 @@ class Agent:
             peer_address=peer_address,
             started_unix_ms=int(time.time() * 1000),
             namespaces=tuple(self.store.namespaces.values()),
-            agent_version=_version(),
+            agent_version=version(),
         )
         return Publishing(
             self._discovery,
@@ -357,7 +363,7 @@ class Agent:
         return Identity(
             node=self.node,
             epoch=self.epoch,
-            version=_version(),
+            version=version(),
             arena_path=arena.path,
             arena_id=arena.arena_id,
             arena_bytes=arena.arena_bytes,
@@ -384,10 +390,3 @@ class Agent:
 async def _cancel(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.wait({task})
-
-
-def _version() -> str:
-    try:
-        return metadata.version("kvdir")
-    except metadata.PackageNotFoundError:
-        return "0"

@@ -12,6 +12,7 @@ import socket
 from dataclasses import dataclass
 
 from kvdir.client.discovery import parse
+from kvdir.client.engine_options import read_engines
 from kvdir.config import setting
 from kvdir.errors import InvalidInput
 from kvdir.rpc.channel import DEFAULT_MAX_MESSAGE_BYTES
@@ -58,6 +59,13 @@ class AgentConfig:
         metavar="HOST:PORT,...",
     )
 
+    engine: tuple[str, ...] = setting(
+        (),
+        "Engines of this host whose own events go into the directory, as streams NODE/NAME: vllm=tcp://HOST:PORT,model=NAME or "
+        "vllm=http://HOST:PORT, then replay=, hash=, seed=, name=, ranks=, ...; sglang=, dynamo= likewise. Needs pyzmq. "
+        "See docs/engines/events.md.",
+        metavar="DIALECT=ENDPOINT,KEY=VALUE,...",
+    )
     replica: bool = setting(
         False,
         "Keep a copy of the directory in shared memory, so that lookups of this node cost microseconds and no call. It takes "
@@ -170,6 +178,7 @@ class AgentConfig:
                 'namespaces: at least one file is required, such as namespaces = ["llama.toml"], or accept_bytes = "256MiB" '
                 "to serve whatever engines bring along; see docs/configuration.md"
             )
+        out += [f"engine: {fault}" for fault in read_engines(self.engine)[1]]
         if not self.node_name or os.sep in self.node_name:
             out.append(f"node: {self.node_name!r} must not be empty or contain {os.sep!r}")
         unknown = [name for name in self.transports if name not in TRANSPORTS]

@@ -16,6 +16,7 @@ from typing import Any
 import grpc.aio
 import numpy as np
 
+from kvdir.client.engine_streams import EngineStreams
 from kvdir.errors import InvalidInput, KvdirError, RemoteProtocolError, StaleEpoch
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import PROTOCOL_VERSION, Tier
@@ -26,6 +27,7 @@ from peer_agent.core.inventory import AGENT
 from peer_agent.core.schedule import Priority
 from peer_agent.server.accepting import Accepting
 from peer_agent.server.device_calls import STAGE_TIME_SHARE, DeviceCalls
+from peer_agent.server.engines import stream_inventory
 from peer_agent.server.explaining import explanation_json
 from peer_agent.server.identity import Identity, Limits
 from peer_agent.server.load import Directory
@@ -53,7 +55,8 @@ class _Session:
 class EngineService(DeviceCalls):
     """accepting: for namespaces that no file describes. writers: which engines may still be writing.
 
-    publishing: in words, for Inventory. prefill_tokens_per_s: by namespace digest, for engines that do not say it.
+    publishing: in words, for Inventory; so are engines. prefill_tokens_per_s: by namespace digest, for engines that do not say
+    it.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class EngineService(DeviceCalls):
         prefetches: OwnedTasks,
         writers: Writers,
         publishing: Callable[[], str],
+        engines: EngineStreams,
         prefill_tokens_per_s: Mapping[bytes, float],
     ) -> None:
         self._store = store
@@ -81,6 +85,7 @@ class EngineService(DeviceCalls):
         self._prefetches = prefetches
         self._writers = writers
         self._publishing = publishing
+        self._engines = engines
         self._prefill_tokens_per_s = prefill_tokens_per_s
         self._sessions: dict[int, _Session] = {}
         self._closing = asyncio.Event()
@@ -250,6 +255,7 @@ class EngineService(DeviceCalls):
             locks=self._store.locks,
             publishing=self._publishing(),
             arena_memory=self._identity.arena_memory,
+            engine_streams=stream_inventory(self._engines),
         )
 
     # internals

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import metadata
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,3 +41,11 @@ class Limits:
         """deadline_ms 0: as long as the call's own deadline, or the configured maximum, allows."""
         wish_s = deadline_ms / 1000 if deadline_ms else self.max_deadline_s
         return max(0.0, min(wish_s, self.max_deadline_s, self.max_deadline_s if remaining_s is None else remaining_s))
+
+
+def version() -> str:
+    """Of the installed package; "0" where it runs from a source tree."""
+    try:
+        return metadata.version("kvdir")
+    except metadata.PackageNotFoundError:
+        return "0"

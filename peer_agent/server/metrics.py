@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from kvdir.client.engine_streams import EngineStreams
 from kvdir.client.race import RaceCounters
 from kvdir.core.outbox import OwnerOutbox
 from kvdir.obs.call_figures import CallFigures
 from peer_agent.memory.pages import Pages
 from peer_agent.server.accepting import Accepting
 from peer_agent.server.device_metrics import device_families
+from peer_agent.server.engines import engine_families
 from peer_agent.server.nearest import NearestDirectory
 from peer_agent.server.peers import Peers
 from peer_agent.server.publishing import Publishing
@@ -52,6 +54,7 @@ class AgentCollector:
         replica: NodeReplica | None = None,
         nearest: NearestDirectory | None = None,
         races: RaceCounters | None = None,
+        engines: EngineStreams,
     ) -> None:
         self._store = store
         self._stager = stager
@@ -69,6 +72,7 @@ class AgentCollector:
         self._replica = replica
         self._nearest = nearest
         self._races = races
+        self._engines = engines
 
     def collect(self) -> Families:
         yield from self._arena()
@@ -77,6 +81,7 @@ class AgentCollector:
         yield from self._stream()
         yield from self._nominations()
         yield from self._service()
+        yield from engine_families(self._engines)
 
     def _arena(self) -> Families:
         slots = GaugeMetricFamily("peer_agent_slots", "Slots by state.", labels=["namespace", "state"])

@@ -354,7 +354,7 @@ class InventoryRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class InventoryResponse(_message.Message):
-    __slots__ = ("protocol_version", "node", "epoch", "arena_path", "arena_bytes", "namespaces", "sessions", "locks", "publishing", "arena_memory")
+    __slots__ = ("protocol_version", "node", "epoch", "arena_path", "arena_bytes", "namespaces", "sessions", "locks", "publishing", "arena_memory", "engine_streams")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -365,6 +365,7 @@ class InventoryResponse(_message.Message):
     LOCKS_FIELD_NUMBER: _ClassVar[int]
     PUBLISHING_FIELD_NUMBER: _ClassVar[int]
     ARENA_MEMORY_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_STREAMS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     node: str
     epoch: int
@@ -375,7 +376,30 @@ class InventoryResponse(_message.Message):
     locks: int
     publishing: str
     arena_memory: str
-    def __init__(self, protocol_version: _Optional[int] = ..., node: _Optional[str] = ..., epoch: _Optional[int] = ..., arena_path: _Optional[str] = ..., arena_bytes: _Optional[int] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceInventory, _Mapping]]] = ..., sessions: _Optional[int] = ..., locks: _Optional[int] = ..., publishing: _Optional[str] = ..., arena_memory: _Optional[str] = ...) -> None: ...
+    engine_streams: _containers.RepeatedCompositeFieldContainer[EngineStreamInventory]
+    def __init__(self, protocol_version: _Optional[int] = ..., node: _Optional[str] = ..., epoch: _Optional[int] = ..., arena_path: _Optional[str] = ..., arena_bytes: _Optional[int] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceInventory, _Mapping]]] = ..., sessions: _Optional[int] = ..., locks: _Optional[int] = ..., publishing: _Optional[str] = ..., arena_memory: _Optional[str] = ..., engine_streams: _Optional[_Iterable[_Union[EngineStreamInventory, _Mapping]]] = ...) -> None: ...
+
+class EngineStreamInventory(_message.Message):
+    __slots__ = ("stream", "endpoint", "connected", "blocks", "batches", "lost_batches", "restarts", "state", "findings")
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    CONNECTED_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    LOST_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    FINDINGS_FIELD_NUMBER: _ClassVar[int]
+    stream: str
+    endpoint: str
+    connected: bool
+    blocks: int
+    batches: int
+    lost_batches: int
+    restarts: int
+    state: str
+    findings: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, stream: _Optional[str] = ..., endpoint: _Optional[str] = ..., connected: bool = ..., blocks: _Optional[int] = ..., batches: _Optional[int] = ..., lost_batches: _Optional[int] = ..., restarts: _Optional[int] = ..., state: _Optional[str] = ..., findings: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class NamespaceInventory(_message.Message):
     __slots__ = ("digest", "name", "block_bytes", "block_tokens", "slots", "committed", "free", "reserved", "retired", "quarantined", "locked", "pinned", "evicted")

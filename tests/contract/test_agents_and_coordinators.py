@@ -160,7 +160,7 @@ async def test_dead_peer_costs_one_connect_not_one_per_load(directory: Path):
         # The agent is gone, but no goodbye reached the directory: it still names it.
         agent = cluster.agents.pop("a")
         agent.publishing._leaving = True
-        for _, task in agent.publishing._publishers.values():
+        for _, task in agent.publishing._publishers._running.values():
             task.cancel()
         await agent.close()
         failures = cluster.agents["b"].reader.counters
