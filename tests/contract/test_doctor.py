@@ -7,7 +7,8 @@ import dataclasses
 import json
 import os
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,12 +64,23 @@ async def heard(cluster: LocalCluster, *nodes: str) -> None:
     await eventually(lambda: all(map(cluster.is_synced, nodes)), what=f"{', '.join(nodes)} are heard and trusted")
 
 
+async def until_well(
+    doctor: Callable[..., Awaitable[tuple[Result, dict[str, Any]]]], *arguments: str
+) -> tuple[Result, dict[str, Any]]:
+    """The answer once all is well: on a busy machine, an agent may be unheard for a moment."""
+    end_s = time.monotonic() + 20
+    while True:
+        result, document = await doctor(*arguments)
+        if document["verdict"] == "ok" or time.monotonic() > end_s:
+            return result, document
+
+
 async def test_a_healthy_cluster_is_well_when_the_doctor_looks(tmp_path: Path) -> None:
     async with local_cluster(tmp_path, "a", "b") as cluster:
         for node in ("a", "b"):
             await store(cluster, node)
         await heard(cluster, "a", "b")
-        result, document = await kvdir_doctor(cluster.coordinator_address)
+        result, document = await until_well(kvdir_doctor, cluster.coordinator_address)
         assert (result.exit_code, document["verdict"]) == (0, "ok"), result.stdout
         assert document["counts"]["ok"] >= 10
 
@@ -149,7 +161,7 @@ async def test_a_healthy_node_is_well_when_its_doctor_looks(tmp_path: Path) -> N
         for node in ("a", "b"):
             await store(cluster, node)
         await heard(cluster, "a", "b")
-        result, document = await agent_doctor("--config", config_file(cluster, "a"))
+        result, document = await until_well(agent_doctor, "--config", config_file(cluster, "a"))
         against = [item for item in document["findings"] if item["verdict"] != "ok"]
         assert (result.exit_code, against) == (0, []), result.stdout
         assert {"agent", "publishing", "shared memory", "data planes", "hash seed"} <= {
