@@ -91,6 +91,7 @@ check: lint test-native test ## What CI runs
 
 bench: setup $(PEERS)/.installed ## All benchmarks, as tables
 	$(BIN)/kvdir bench index
+	$(BIN)/kvdir bench hash
 	$(BIN)/kvdir bench ingest
 	$(BIN)/kvdir bench lookup
 	$(BIN)/kvdir bench replica

@@ -47,6 +47,20 @@ def index(entries: int, output: str, progress: bool | None) -> None:
     run_bench("index", measure, output=output, progress=progress)
 
 
+@bench.command("hash", short_help="Fingerprints from tokens beside the bare hash.")
+@output_option
+@progress_option
+def hash_(output: str, progress: bool | None) -> None:
+    """Fingerprints from tokens, every scheme: tokens a second beside the bare hash over the same bytes."""
+
+    def measure(advance: Advance) -> Mapping[str, Any]:
+        from kvdir.cli.bench_hash import run_hash_bench
+
+        return run_hash_bench(advance=advance)
+
+    run_bench("hash", measure, output=output, progress=progress)
+
+
 @bench.command(short_help="Events over gRPC into one coordinator.")
 @output_option
 @progress_option

@@ -37,7 +37,7 @@ block_tokens = 16
 position = "rope:theta=500000"
 parallel = "replicated"             # or the part this holder has, such as "tp=0/4"
 adapter = "none"                    # or name and digest of a LoRA adapter
-hash_scheme = "vllm-sha256"         # how the engine computes fingerprints
+hash_scheme = "vllm:sha256_cbor"    # how the engine computes fingerprints (docs/hashing.md)
 hash_seed = "0"                     # for vLLM: PYTHONHASHSEED
 cache_policy = "exact"              # or in which way blocks are altered
 # tenant_salt_file = "salt.txt"     # 8 bytes or more; only a digest is kept. tenant_salt gives it in place

@@ -59,9 +59,21 @@ u8* put_head(u8* at, u8 major, u64 value) {
     return put_big(at + 1, value);
 }
 
+// Token ids of one prompt have all lengths in turn, which no branch predictor guesses: both encoders below write the longest form
+// and step on by the right length, found by comparing. The buffer has room for it (kTokenBytes).
+
 u8* put_cbor_tokens(u8* at, const u32* tokens, u64 count) {
     at = put_head(at, 4, count);
-    for (u64 i = 0; i < count; ++i) at = put_head(at, 0, tokens[i]);
+    for (u64 i = 0; i < count; ++i) {
+        const u32 token = tokens[i];
+        const u32 form = (token > 23) + (token > 0xff) + (token > 0xffff);
+        constexpr u8 heads[] = {0, 24, 25, 26};
+        constexpr u8 shifts[] = {0, 24, 16, 0};
+        constexpr u8 bytes[] = {1, 2, 3, 5};
+        *at = static_cast<u8>(form ? heads[form] : token);
+        put(at + 1, __builtin_bswap32(token << shifts[form]));
+        at += bytes[form];
+    }
     return at;
 }
 
@@ -70,21 +82,17 @@ u8* put_pickle_tokens(u8* at, const u32* tokens, u64 count) {
     if (count > 3) *at++ = '(';
     for (u64 i = 0; i < count; ++i) {
         const u32 token = tokens[i];
-        if (token < 0x100) {
-            *at++ = 'K';
-            *at++ = static_cast<u8>(token);
-        } else if (token < 0x10000) {
-            *at++ = 'M';
-            at = put(at, static_cast<std::uint16_t>(token));
-        } else if (token < 0x80000000) {
-            *at++ = 'J';
-            at = put(at, token);
-        } else {  // a signed number of five bytes
+        if (token > 0x7fffffff) {  // a signed number of five bytes, and no token of any model
             *at++ = 0x8a;
             *at++ = 5;
             at = put(at, token);
             *at++ = 0;
+            continue;
         }
+        const u32 form = (token > 0xff) + (token > 0xffff);
+        *at = "KMJ"[form];
+        put(at + 1, token);
+        at += "\2\3\5"[form];
     }
     *at++ = count > 3 ? 't' : static_cast<u8>(0x84 + count);
     *at++ = 0x94;

@@ -5,6 +5,7 @@
 #include <new>
 
 #include "chain.hpp"
+#include "sha256.hpp"
 
 namespace kvdir::hashing {
 
@@ -128,6 +129,8 @@ PyObject* py_fnv1a_64(PyObject*, PyObject* data_object) {
     return PyLong_FromUnsignedLongLong(fnv1a_64(data.data(), data.bytes()));
 }
 
+PyObject* py_sha256_is_accelerated(PyObject*, PyObject*) { return PyBool_FromLong(sha256_is_accelerated()); }
+
 PyCFunction with_keywords(PyObject* (*function)(PyObject*, PyObject*, PyObject*)) {
     return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
 }
@@ -137,6 +140,7 @@ PyMethodDef methods[] = {
     {"xxh3_128", py_xxh3_128, METH_O, "XXH3-128 of a buffer, canonical."},
     {"xxh3_64", py_xxh3_64, METH_VARARGS, "XXH3-64 of a buffer with a seed."},
     {"fnv1a_64", py_fnv1a_64, METH_O, "FNV-1a of a buffer, 64 bits."},
+    {"sha256_is_accelerated", py_sha256_is_accelerated, METH_NOARGS, "Whether SHA-256 is made by the CPU's SHA instructions."},
     {nullptr, nullptr, 0, nullptr},
 };
 
