@@ -19,13 +19,15 @@ from tests.vllm.engines import shared_prompts
 from tests.vllm.models import make_gemma3, make_llama
 
 BLOCK_TOKENS = 16
+PATIENCE_S = 30.0
+"""Models, agents and other tests share two cores here."""
 
 
 @pytest.fixture
 async def cluster(shared_memory: Path) -> AsyncIterator[LocalCluster]:
     """Agents a and b that accept what engines bring along."""
     async with local_cluster(
-        shared_memory, "a", "b", arena_bytes=1 << 20, accept_bytes=32 << 20, accept_namespaces=1
+        shared_memory, "a", "b", arena_bytes=1 << 20, accept_bytes=32 << 20, accept_namespaces=2
     ) as cluster:
         yield cluster
 
@@ -49,7 +51,7 @@ def loaded(path: Path, dtype: str = "float32") -> Any:
 def connect(cluster: LocalCluster, node: str, model: Any, **options: Any) -> Any:
     from peer_agent.connectors import hf
 
-    return hf.connect(cluster.agents[node].ready.engine, model, block_tokens=BLOCK_TOKENS, **options)
+    return hf.connect(cluster.agents[node].ready.engine, model, block_tokens=BLOCK_TOKENS, timeout_s=PATIENCE_S, **options)
 
 
 def generate(model: Any, prompt: list[int], cache: Any) -> tuple[list[int], Any]:
@@ -103,7 +105,7 @@ async def test_answer_is_the_same_when_the_prompt_was_computed_on_another_node(
     def work() -> None:
         with connect(cluster, "b", model) as connector:
             for prompt, answer in zip(prompts, answers, strict=True):
-                cache, tokens = connector.load(prompt)
+                cache, tokens = connector.load(prompt, deadline_s=PATIENCE_S)
                 assert tokens == cache.get_seq_length() == (len(prompt) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
                 assert generate(model, prompt, cache)[0] == answer
 
@@ -117,7 +119,7 @@ async def test_answer_changes_when_one_loaded_block_is_zeroed(cluster: LocalClus
 
     def work() -> None:
         with connect(cluster, "b", llama) as connector:
-            cache, _ = connector.load(prompt)
+            cache, _ = connector.load(prompt, deadline_s=PATIENCE_S)
             for layer in cache.layers:
                 layer.keys[:, :, 16:32] = layer.values[:, :, 16:32] = 0
             assert generate(llama, prompt, cache)[0] != answer
@@ -133,7 +135,7 @@ async def test_answer_of_the_turn_before_is_loaded_with_its_prompt(cluster: Loca
             turn = [*prompt, *answer, *range(40, 60)]
             connector.save(cache, turn)
             known = len(prompt) + len(answer) - 1  # the answer's last token was never an input
-            again, tokens = connector.load(turn)
+            again, tokens = connector.load(turn, deadline_s=PATIENCE_S)
             assert tokens == known // BLOCK_TOKENS * BLOCK_TOKENS
             assert generate(llama, turn, again)[0] == recomputed(llama, turn)[0]
 
@@ -151,7 +153,7 @@ async def test_half_precision_is_loaded_bit_by_bit(cluster: LocalCluster, tiny_l
             assert connector.engine.namespace.kv_dtype == "bfloat16"
             _, cache = recomputed(model, prompt)
             connector.save(cache, prompt)
-            again, tokens = connector.load(prompt)
+            again, tokens = connector.load(prompt, deadline_s=PATIENCE_S)
         for layer, other in zip(cache.layers, again.layers, strict=True):
             assert torch.equal(layer.keys[:, :, :tokens], other.keys)
             assert torch.equal(layer.values[:, :, :tokens], other.values)
@@ -167,7 +169,7 @@ async def test_models_of_one_name_and_other_weights_share_nothing(cluster: Local
     def work() -> None:
         for node in ("a", "b"):
             with connect(cluster, node, other) as connector:
-                assert connector.load(prompts[0])[1] == 0
+                assert connector.load(prompts[0], deadline_s=PATIENCE_S)[1] == 0
 
     await in_thread(work)
 
