@@ -22,7 +22,7 @@ from kvdir.cli.output import output_option
 from kvdir.errors import ConfigError, KvdirError
 
 if TYPE_CHECKING:
-    from peer_agent.diagnosis.node import AgentFacts, Endpoint, NodeFacts, SharedMemory
+    from peer_agent.diagnosis.node import AgentFacts, Endpoint, EngineFacts, NodeFacts, SharedMemory
     from peer_agent.server.config import AgentConfig
 
 PREFIX = "PEER_AGENT_"
@@ -93,7 +93,8 @@ def gather_node(
     from peer_agent.diagnosis.node import NodeFacts
 
     at = address or config.engine_address
-    agent, failure = _agent(at, timeout_s)
+    agent, streams, failure = _agent(at, timeout_s)
+    wanted = [*endpoints, *(_endpoints(config) if agent is None else ())]
     return NodeFacts(
         address=at,
         agent=agent,
@@ -106,19 +107,20 @@ def gather_node(
         planes=asyncio.run(_planes(config, timeout_s)),
         memlock_bytes=_limit(resource.RLIMIT_MEMLOCK),
         open_files=_limit(resource.RLIMIT_NOFILE),
-        engines=tuple(_endpoint(endpoint, timeout_s) for endpoint in endpoints),
+        engines=tuple(_endpoint(endpoint, timeout_s) for endpoint in wanted),
+        streams=streams,
     )
 
 
-def _agent(address: str, timeout_s: float) -> tuple[AgentFacts | None, str]:
-    """What the agent says of itself, or why it does not."""
+def _agent(address: str, timeout_s: float) -> tuple[AgentFacts | None, tuple[EngineFacts, ...], str]:
+    """What the agent says of itself and of the engines it follows, or why it does not."""
     from peer_agent.cli.inventory import ask
-    from peer_agent.diagnosis.node import AgentFacts
+    from peer_agent.diagnosis.node import AgentFacts, EngineFacts
 
     try:
         told = ask(address, timeout_s)
     except KvdirError as error:
-        return None, str(error)
+        return None, (), str(error)
     facts = AgentFacts(
         node=told["node"],
         arena_path=told["arena_path"],
@@ -128,7 +130,17 @@ def _agent(address: str, timeout_s: float) -> tuple[AgentFacts | None, str]:
         namespaces=len(told["namespaces"]),
         committed=sum(item["committed"] for item in told["namespaces"]),
     )
-    return facts, ""
+    streams = tuple(
+        EngineFacts(
+            stream=item["stream"],
+            endpoint=item["endpoint"],
+            batches=item["batches"],
+            state=item["state"],
+            findings=tuple(item["findings"]),
+        )
+        for item in told["engine_streams"]
+    )
+    return facts, streams, ""
 
 
 def _wanted(config: AgentConfig) -> int:
@@ -190,12 +202,26 @@ def _place(arena_file: str) -> Iterator[str]:
             os.unlink(path)
 
 
+def _endpoints(config: AgentConfig) -> list[str]:
+    """Where the configured engines should be; those that connect to us are nowhere."""
+    from kvdir.client.engine_options import read_engines
+
+    out = []
+    for engine in read_engines(config.engine)[0]:
+        if engine.bind:
+            continue
+        head, _, port = engine.endpoint.rpartition(":")
+        ranks = range(engine.ranks) if engine.endpoint.startswith("tcp://") and engine.rank is None else range(1)
+        out += [f"{head}:{int(port) + rank}" for rank in ranks] if port.isdigit() else [engine.endpoint]
+    return out
+
+
 def _endpoint(text: str, timeout_s: float) -> Endpoint:
-    """text: as ZeroMQ writes it, tcp://HOST:PORT; other transports cannot be tried by connecting."""
+    """text: tcp://HOST:PORT as ZeroMQ writes it, or http://HOST:PORT; others cannot be tried by connecting."""
     from peer_agent.diagnosis.node import Endpoint
 
     scheme, _, place = text.rpartition("://")
-    if scheme not in ("", "tcp"):
+    if scheme not in ("", "tcp", "http"):
         return Endpoint(name=text, address=place, failure="")
     return Endpoint(name=text, address=place, failure=why_not_reached(place, timeout_s))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from kvdir.client.engine_findings import FindingKind
 from kvdir.config import show_bytes
 from kvdir.diagnosis.finding import Finding, Verdict, in_order
 
@@ -53,11 +54,25 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFacts:
+    """One stream of an engine, as the agent follows it. state: in words, with the fix where something stands in the way.
+
+    findings: kinds of what does (kvdir/client/engine_findings.py).
+    """
+
+    stream: str
+    endpoint: str
+    batches: int
+    state: str
+    findings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
     """agent: None when it did not answer, and agent_failure says why. config_faults: of the configuration, in words.
 
     planes: configured ones, by name, with why they do not open; empty words: they do. memlock_bytes, open_files: limits of this
-    process, None for none. engines: endpoints of engine streams. said: findings of the agent's own engine streams, in words.
+    process, None for none. engines: endpoints where engines should publish. streams: what the agent says of those it follows.
     """
 
     address: str
@@ -70,7 +85,7 @@ class NodeFacts:
     memlock_bytes: int | None = None
     open_files: int | None = None
     engines: tuple[Endpoint, ...] = ()
-    said: tuple[tuple[str, str], ...] = ()
+    streams: tuple[EngineFacts, ...] = ()
 
 
 def examine_node(facts: NodeFacts) -> list[Finding]:
@@ -242,16 +257,35 @@ def check_engines(facts: NodeFacts) -> list[Finding]:
         for endpoint in facts.engines
         if endpoint.failure
     ]
-    out += [
-        Finding(
-            check="engine events", verdict=Verdict.FAULT, subject=stream, seen=words,
-            meaning="what this engine tells is not, or not all, in the directory", fix="see the words: the fix is in them",
-        )
-        for stream, words in facts.said
-    ]  # fmt: skip
-    if not facts.engines and not out:
+    out += [_stream(stream) for stream in facts.streams if stream.findings]
+    if not facts.engines and not facts.streams:
         return [in_order("engine events", "no engine's events are listened to here")]
-    return out or [in_order("engine events", f"{len(facts.engines)} endpoints, all served")]
+    batches = sum(stream.batches for stream in facts.streams)
+    return out or [in_order("engine events", f"{len(facts.streams)} streams, {batches:,} batches")]
+
+
+def _stream(stream: EngineFacts) -> Finding:
+    """Under the name of the check whose matter it is."""
+    kinds = set(stream.findings)
+    check = next((name for kind, name in _CHECK_OF.items() if kind in kinds), "engine events")
+    return Finding(
+        check=check,
+        verdict=Verdict.WARNING if kinds <= _MILD else Verdict.FAULT,
+        subject=stream.stream,
+        seen=f"{stream.state} ({', '.join(sorted(kinds))}; {stream.endpoint or 'no endpoint yet'})",
+        meaning="what this engine holds is not, or not all, found in the directory",
+        fix=_FIX_OF.get(check, "as the words say; `peer-agent inventory` shows how it goes on"),
+    )
+
+
+_CHECK_OF = {FindingKind.PROBE: "hash seed", FindingKind.BLOCK_SIZE: "block size", FindingKind.REJECTED: "refused events"}
+_MILD = {FindingKind.SILENT, FindingKind.REJECTED, FindingKind.LOST, FindingKind.ADAPTER}
+"""Kinds that an idle or old engine has, too."""
+_FIX_OF = {
+    "hash seed": "start the engine with the PYTHONHASHSEED and hash algorithm of `engine` (seed=, hash=), or correct those",
+    "block size": "start the engine with the agent's block size, or give its block size to the namespace file",
+    "refused events": "a medium or event that is unknown counts for nothing: the metric peer_agent_engine_rejected names it",
+}
 
 
 CHECKS: Sequence[Callable[[NodeFacts], Iterable[Finding]]] = (

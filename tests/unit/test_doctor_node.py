@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvdir.diagnosis import Finding, Verdict
-from peer_agent.diagnosis.node import AgentFacts, Endpoint, NodeFacts, SharedMemory, examine_node
+from peer_agent.diagnosis.node import AgentFacts, Endpoint, EngineFacts, NodeFacts, SharedMemory, examine_node
 
 GIB = 1 << 30
 AGENT = AgentFacts(
@@ -27,6 +27,10 @@ def with_agent(**fields: Any) -> dict[str, Any]:
 
 def with_memory(**fields: Any) -> dict[str, Any]:
     return {"memory": dataclasses.replace(MEMORY, **fields)}
+
+
+def with_stream(state: str, *findings: str) -> dict[str, Any]:
+    return {"streams": (EngineFacts(stream="a/vllm-0", endpoint="tcp://h:5557", batches=0, state=state, findings=findings),)}
 
 
 def against(facts: NodeFacts) -> list[Finding]:
@@ -64,7 +68,11 @@ def test_everything_is_in_order_when_the_node_is() -> None:
             {"engines": (Endpoint(name="vllm-0", address="h:5557", failure="Connection refused"),)},
             "engine events", Verdict.FAULT, "h:5557: Connection refused",
         ),
-        ({"said": (("a/vllm-0", "no event within 60 s"),)}, "engine events", Verdict.FAULT, "no event within 60 s"),
+        (with_stream("no event within 60 s", "no_events"), "engine events", Verdict.WARNING, "no event within 60 s"),
+        (with_stream("nobody serves it", "nobody_serves"), "engine events", Verdict.FAULT, "nobody serves it"),
+        (with_stream("seed 7 would fit", "hash_mismatch"), "hash seed", Verdict.FAULT, "seed 7 would fit"),
+        (with_stream("32 instead of 16", "block_size"), "block size", Verdict.FAULT, "32 instead of 16"),
+        (with_stream("medium 'tape'", "rejected_events"), "refused events", Verdict.WARNING, "medium 'tape'"),
     ],
 )  # fmt: skip
 def test_a_check_finds_it_when_it_is_not_in_order(fields: dict[str, Any], check: str, verdict: Verdict, words: str) -> None:
