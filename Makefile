@@ -94,6 +94,7 @@ bench: setup $(PEERS)/.installed ## All benchmarks, as tables
 	$(BIN)/kvdir bench hash
 	$(BIN)/kvdir bench ingest
 	$(BIN)/kvdir bench lookup
+	$(BIN)/kvdir bench score
 	$(BIN)/kvdir bench replica
 	$(BIN)/kvdir bench sketch
 	$(BIN)/kvdir bench snapshot

@@ -117,6 +117,20 @@ def lookup(output: str, progress: bool | None) -> None:
     run_bench("lookup", measure, output=output, progress=progress)
 
 
+@bench.command(short_help="One prompt scored at many instances, beside its lookup.")
+@output_option
+@progress_option
+def score(output: str, progress: bool | None) -> None:
+    """What a router's question costs beside the lookup it is made of, at 4 to 256 instances that each hold some."""
+
+    def measure(advance: Advance) -> Mapping[str, Any]:
+        from kvdir.cli.bench_score import run_score_bench
+
+        return run_score_bench(advance=advance)
+
+    run_bench("score", measure, output=output, progress=progress)
+
+
 @bench.command(short_help="Lookups in shared memory beside those over gRPC.")
 @output_option
 @progress_option

@@ -29,7 +29,7 @@ from kvdir.core.restore_points import restore_points
 from kvdir.errors import InvalidInput
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import NodeTrust, Tier
-from kvdir.namespace import Namespace, StateKind
+from kvdir.namespace import WHOLE, Namespace, StateKind
 
 WEIGHTS: Mapping[Tier, float] = {Tier.GPU: 1.0, Tier.CPU: 0.8, Tier.DISK: 0.5, Tier.REMOTE: 0.3}
 """What a token is worth by the best tier it is in, beside one that is computed (0). Routers may say their own."""
@@ -142,7 +142,7 @@ def score(
     best: dict[tuple[str, int], _Scored] = {}
     for groups in parts:
         answers += [name.answer for names in groups for name in names]
-        for scored in _part(groups, serving, weights, trusts):
+        for scored in _part(groups, serving, weights, trusts, keep_empty):
             known = best.get(scored.key)
             if known is None or (scored.score, scored.tokens) > (known.score, known.tokens):
                 best[scored.key] = scored
@@ -212,6 +212,7 @@ def _part(
     serving: Sequence[Serving],
     weights: Mapping[Tier, float],
     trusts: dict[str, NodeTrust],
+    keep_empty: bool,
 ) -> list[_Scored]:
     numbers: dict[str, int] = {}
     for names in groups:
@@ -221,6 +222,8 @@ def _part(
                 trusts[trust.node] = trust
     rows = _rows(numbers, serving, frozenset(name.namespace.model for names in groups for name in names))
     held = [_held(names, numbers) for names in groups]
+    if not keep_empty:
+        rows = [row for row in rows if max(row.own, row.arena) >= 0]
     if not rows:
         return []
     by_group = [item.rows(rows) for item in held]
@@ -294,11 +297,10 @@ def _spread(answer: Lookup, runs: Blocks, cuts: Blocks) -> Tiers:
 
 
 def _kind(namespace: Namespace) -> _Kind:
-    """A namespace whose blocks hold several groups at once needs every one of them."""
-    if len(namespace.groups) > 1:
+    """A block that holds all state groups has what every one of them needs, and is needed by the most demanding."""
+    if namespace.part == WHOLE and len(namespace.groups) > 1:
         return _Kind(StateKind.FULL, 0, namespace.block_tokens)
-    (group,) = namespace.groups
-    return _Kind(group.kind, group.window_tokens, namespace.block_tokens)
+    return _Kind(namespace.group.kind, namespace.group.window_tokens, namespace.block_tokens)
 
 
 def _prefixes(held: _Held, tiers: Tiers) -> Blocks:
@@ -331,12 +333,20 @@ def _by_tier(held: _Held, tiers: Tiers, matched: Blocks) -> Blocks:
     """[rows, tiers] of the matched tokens, by the group that keeps the whole prefix; without one, what nothing needs (before a
     window) counts with the slowest tier that is needed.
     """
-    blocks = (matched // held.kind.block_tokens)[:, None]
-    counted = np.clip(blocks - held.cuts[:-1], 0, np.diff(held.cuts)) * held.kind.block_tokens
-    out = np.stack([np.einsum("rs,rs->r", counted, tiers == level) for level in _LEVELS], axis=1)
+    blocks, rows = matched // held.kind.block_tokens, np.arange(len(tiers))
+    whole = np.searchsorted(held.cuts, blocks, side="right") - 1  # stretches that count as a whole; of the next one, a part may
+    within = np.arange(tiers.shape[1]) < whole[:, None]
+    lengths = np.diff(held.cuts).astype(np.float64)
+    counted = [((tiers == level) & within).astype(np.float64) @ lengths for level in _LEVELS]
+    out = np.stack(counted, axis=1).astype(np.int64)
+    for row in np.flatnonzero(held.cuts[whole] < blocks):
+        level = tiers[row, whole[row]]
+        if level != _NONE:
+            out[row, level - 1] += blocks[row] - held.cuts[whole[row]]
+    out *= held.kind.block_tokens
     rest = matched - out.sum(axis=1)
     slowest = len(_LEVELS) - 1 - np.argmax((out > 0)[:, ::-1], axis=1)
-    out[np.arange(len(out)), slowest] += rest
+    out[rows, slowest] += rest
     return out
 
 

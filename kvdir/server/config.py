@@ -31,6 +31,11 @@ class CoordinatorConfig:
     http_listen: str = setting(
         "127.0.0.1:7401", "Address of /metrics, /healthz and /readyz; empty turns them off.", metavar="HOST:PORT"
     )
+    indexer_listen: str = setting(
+        "",
+        "Address of the indexer API for routers (RFC Mooncake #1403, docs/engines/routers.md); empty: none.",
+        metavar="HOST:PORT",
+    )
     insecure: bool = setting(False, "Allow plaintext on addresses other than loopback: anybody who reaches them may ask.")
     name: str = setting("", "Name of this coordinator in answers and logs; empty takes the host name.")
     lookup_workers: int = setting(
@@ -95,9 +100,9 @@ class CoordinatorConfig:
     def faults(self) -> list[str]:
         """What cannot work, all at once."""
         out = []
-        for field in ("listen", "http_listen"):
+        for field in ("listen", "http_listen", "indexer_listen"):
             value = getattr(self, field)
-            if field == "http_listen" and not value:
+            if field != "listen" and not value:
                 continue
             try:
                 host, _ = split_address(value)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from kvdir.core.answer import Lookup
 from kvdir.core.namespaces import NamespaceTable
+from kvdir.core.node import Stream
 from kvdir.core.score import WEIGHTS, Answered, ScoreName, ScorePart, Scores, Serving, score
 from kvdir.errors import TooLarge
 from kvdir.fingerprint import Fingerprints
-from kvdir.location import MinTrust, Tier
+from kvdir.location import MinTrust, NodeTrust, Tier
 from kvdir.server.coordinator import Coordinator
 
 
@@ -23,6 +24,10 @@ class ScoreSource(Protocol):
 
     def serving(self, min_trust: MinTrust) -> Iterable[Serving]:
         """Every live stream."""
+        ...
+
+    def trusts(self) -> Iterable[NodeTrust]:
+        """Of the same streams."""
         ...
 
     async def lookup(self, namespace_digest: bytes, fingerprints: Fingerprints, min_trust: MinTrust) -> Lookup:
@@ -45,10 +50,12 @@ class DirectoryScores:
         return self._coordinator.directory.namespaces
 
     def serving(self, min_trust: MinTrust) -> Iterable[Serving]:
-        for node in self._coordinator.directory.nodes.values():
-            stream = node.stream
-            if stream is not None and not stream.fenced and not stream.hidden:
-                yield Serving(node.name, models_of(self.namespaces, stream.namespaces), min_trust.admits(stream.state))
+        for stream in self._live():
+            yield Serving(stream.node, models_of(self.namespaces, stream.namespaces), min_trust.admits(stream.state))
+
+    def trusts(self) -> Iterable[NodeTrust]:
+        now_s = self._coordinator.now_s()
+        return [stream.trust(now_s) for stream in self._live()]
 
     async def lookup(self, namespace_digest: bytes, fingerprints: Fingerprints, min_trust: MinTrust) -> Lookup:
         coordinator = self._coordinator
@@ -56,6 +63,11 @@ class DirectoryScores:
 
     async def refresh(self, digests: Iterable[bytes]) -> None:
         pass
+
+    def _live(self) -> Iterator[Stream]:
+        for node in self._coordinator.directory.nodes.values():
+            if node.stream is not None and not node.stream.fenced and not node.stream.hidden:
+                yield node.stream
 
 
 def models_of(namespaces: NamespaceTable, digests: Iterable[bytes]) -> frozenset[str]:

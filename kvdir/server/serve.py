@@ -25,6 +25,7 @@ from kvdir.obs.logs import say
 from kvdir.server.app import AnyCoordinator, build_coordinator, build_server, build_shared
 from kvdir.server.config import MEMORY, CoordinatorConfig, split_address
 from kvdir.server.coordinator import Coordinator
+from kvdir.server.indexer_serve import indexing
 from kvdir.server.lookup_workers import LookupWorkers
 from kvdir.server.services import HEALTH_NAMES
 from kvdir.server.shared.coordinator import SharedCoordinator
@@ -39,12 +40,15 @@ _REFRESH_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Where it really listens; http is empty when it is off. ticker: ends only with an error, which ends the process."""
+    """Where it really listens; http and indexer are empty when they are off. ticker: ends only with an error, which ends the
+    process.
+    """
 
     grpc: str
     http: str
     version: str
     ticker: asyncio.Task[None]
+    indexer: str = ""
 
 
 class Stop:
@@ -84,7 +88,8 @@ def run(config: CoordinatorConfig, *, on_ready: Callable[[Bound], None]) -> None
 async def serve(config: CoordinatorConfig, *, stop: Stop, on_ready: Callable[[Bound], None]) -> None:
     """Serves until `stop`; on_ready is called once everything listens."""
     async with _built(config) as coordinator, running(coordinator, stop) as bound:
-        say(log, logging.INFO, "serving", grpc=bound.grpc, http=bound.http or "off", version=bound.version)
+        beside = {"http": bound.http or "off", "indexer": bound.indexer or "off"}
+        say(log, logging.INFO, "serving", grpc=bound.grpc, **beside, version=bound.version)
         on_ready(bound)
         await _first(stop.drain.wait(), asyncio.shield(bound.ticker))  # without repair and staleness the answers would lie
         say(log, logging.INFO, "draining", grace_s=config.grace_s)
@@ -150,7 +155,8 @@ async def running(coordinator: AnyCoordinator, stop: Stop | None = None) -> Asyn
         try:
             if workers is not None:
                 await workers.start()
-            yield Bound(f"{host}:{port}", http, coordinator.version, ticker)
+            async with indexing(coordinator, grpc_address=_reachable(host, port)) as indexer:
+                yield Bound(f"{host}:{port}", http, coordinator.version, ticker, indexer)
         finally:
             stop.left_s(config.grace_s)
             await healthy.enter_graceful_shutdown()
@@ -197,6 +203,12 @@ def _keep_checkpoint(coordinator: Coordinator) -> Callable[[], Awaitable[None]]:
 
 async def _nothing() -> None:
     pass
+
+
+def _reachable(host: str, port: int) -> str:
+    """Where this process itself finds its services, wherever they listen."""
+    own = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{own}]:{port}" if ":" in own else f"{own}:{port}"
 
 
 def _bind(server: grpc.aio.Server, host: str, port: int) -> int:

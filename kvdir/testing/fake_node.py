@@ -109,12 +109,27 @@ class FakeNode:
         return other
 
     async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self.publisher.run())
+        self.begin()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await self.end()
+
+    def begin(self) -> None:
+        """Publishes from now on, until `end`."""
+        self._task = asyncio.create_task(self.publisher.run())
+
+    async def leave(self) -> None:
+        """Says goodbye, and ends."""
+        assert self._task is not None
+        self.publisher.leave()
+        await asyncio.wait({self._task}, timeout=5.0)
+        await self.end()
+
+    async def end(self) -> None:
+        """Raises what ended publishing before, if anything did."""
         assert self._task is not None
         self._task.cancel()
         (outcome,) = await asyncio.gather(self._task, return_exceptions=True)

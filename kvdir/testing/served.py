@@ -21,7 +21,7 @@ from kvdir.rpc.event_codec import encode_event, encode_hello
 from kvdir.server.app import build_coordinator
 from kvdir.server.config import CoordinatorConfig
 from kvdir.server.coordinator import Coordinator
-from kvdir.server.serve import running
+from kvdir.server.serve import Bound, running
 from kvdir.testing.fake_node import EXAMPLE_NAMESPACE
 from kvdir.v1 import events_pb2, events_pb2_grpc
 
@@ -40,11 +40,12 @@ FAST_CONFIG = CoordinatorConfig(
 class Served:
     """A running coordinator, with the ends a test needs."""
 
-    def __init__(self, coordinator: Coordinator, grpc_address: str, http_address: str) -> None:
+    def __init__(self, coordinator: Coordinator, bound: Bound) -> None:
         self.coordinator = coordinator
-        self.address = grpc_address
-        self.http = http_address
-        self.client = DirectoryClient(grpc_address, deadline_s=5.0)
+        self.address = bound.grpc
+        self.http = bound.http
+        self.indexer = bound.indexer
+        self.client = DirectoryClient(bound.grpc, deadline_s=5.0)
 
     def rejected(self, reason: str) -> int:
         """Events skipped so far, by reason."""
@@ -56,7 +57,7 @@ async def serving(config: CoordinatorConfig = FAST_CONFIG) -> AsyncIterator[Serv
     """Serves inside the block; nothing is left of it afterwards."""
     coordinator = build_coordinator(config)
     async with running(coordinator) as bound:
-        served = Served(coordinator, bound.grpc, bound.http)
+        served = Served(coordinator, bound)
         async with served.client:
             yield served
 

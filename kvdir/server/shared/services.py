@@ -15,7 +15,7 @@ from kvdir.core.namespaces import NamespaceTable
 from kvdir.core.score import Serving
 from kvdir.errors import Overloaded, Unavailable, Unsupported
 from kvdir.fingerprint import Fingerprints
-from kvdir.location import PROTOCOL_VERSION, MinTrust
+from kvdir.location import PROTOCOL_VERSION, MinTrust, NodeTrust
 from kvdir.rpc.event_codec import decode_chunk, decode_events, decode_heartbeat, decode_hello, decode_stale_report
 from kvdir.rpc.lookup_codec import decode_fingerprints, decode_min_trust, encode_lookup
 from kvdir.server.coordinator import fenced_response
@@ -63,6 +63,9 @@ class StoreScores:
     def serving(self, min_trust: MinTrust) -> Iterable[Serving]:
         for trust, digests in self._coordinator.link.fleet.announced(self._coordinator.now_s()):
             yield Serving(trust.node, models_of(self.namespaces, digests), min_trust.admits(trust.state))
+
+    def trusts(self) -> Iterable[NodeTrust]:
+        return [trust for trust, _ in self._coordinator.link.fleet.announced(self._coordinator.now_s())]
 
     async def lookup(self, namespace_digest: bytes, fingerprints: Fingerprints, min_trust: MinTrust) -> Lookup:
         return await self._coordinator.questions.lookup(namespace_digest, fingerprints, prefix=False, min_trust=min_trust)

@@ -1,0 +1,71 @@
+"""The engine streams that routers registered with this coordinator: followed here, published to itself like anybody's.
+
+Rules: a stream is one of the directory's own (epoch, cursor, trust), so a registered engine is trusted, doubted and fenced as
+one that an agent follows; `leave` returns when its blocks are gone. Without pyzmq the first registration says what to install.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from kvdir.client.engine_life import Publishing
+from kvdir.client.engine_options import EngineOptions
+from kvdir.client.engine_streams import EngineStreams
+from kvdir.server.indexer_answers import Listener
+from kvdir.server.indexer_names import engine_name
+from kvdir.server.indexer_requests import BadRequest, Registration
+
+_ENDPOINT = re.compile(r"tcp://(\[[0-9A-Fa-f:.]+\]|[^/:\s*]+):([0-9]{1,5})|ipc:///?[^\s*]+", re.ASCII)
+_SCHEMES = {"vllm": "vllm:sha256", "sglang": "sglang:sha256", "dynamo": "dynamo:xxh3", "mooncake": "dynamo:xxh3"}
+"""What each hashes by unless the registration says otherwise; the hash of RFC Mooncake #1527 is Dynamo's."""
+
+
+class RegisteredEngines:
+    """server.indexer.Followed. publishing: to this coordinator."""
+
+    def __init__(self, publishing: Publishing) -> None:
+        self._publishing = publishing
+        self._by_node: dict[str, EngineStreams] = {}
+
+    def follow(self, registration: Registration) -> None:
+        """Raises BadRequest for an endpoint nobody can connect to, and what EngineStreams.add raises."""
+        for field, endpoint in (("endpoint", registration.endpoint), ("replay_endpoint", registration.replay)):
+            if endpoint and not _ENDPOINT.fullmatch(endpoint):
+                words = f"{field} {endpoint!r} is neither tcp://HOST:PORT nor ipc://PATH; '*' is where the engine listens"
+                raise BadRequest(words, reason="invalid_value", field=field)
+        self._streams(registration.node).add(_options(registration))
+
+    async def leave(self, registration: Registration) -> None:
+        name = engine_name(registration.tenant, registration.instance_id)
+        await self._streams(registration.node).remove(name, registration.dp_rank)
+
+    def listeners(self) -> Iterable[Listener]:
+        for streams in self._by_node.values():
+            found = {item.stream: item.words for item in streams.findings()}
+            for item in streams.figures():
+                yield Listener(item.stream, item.connected, found.get(item.stream, item.doubt))
+
+    async def close(self) -> None:
+        for streams in self._by_node.values():
+            await streams.close()
+
+    def _streams(self, node: str) -> EngineStreams:
+        known = self._by_node.get(node)
+        if known is None:
+            known = self._by_node[node] = EngineStreams(node, self._publishing)
+        return known
+
+
+def _options(registration: Registration) -> EngineOptions:
+    return EngineOptions(
+        dialect=registration.dialect,
+        endpoint=registration.endpoint,
+        name=engine_name(registration.tenant, registration.instance_id),
+        model=registration.model,
+        replay=registration.replay,
+        hash_scheme=registration.hash_scheme or _SCHEMES[registration.dialect],
+        hash_seed=registration.hash_seed or "builtin",
+        rank=registration.dp_rank,
+        block_tokens=registration.block_tokens,
+    )

@@ -1,0 +1,44 @@
+"""Starts and ends the indexer API of a coordinator."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+
+from kvdir.client.discovery import Discovery
+from kvdir.client.engine_life import Publishing
+from kvdir.server.app import AnyCoordinator, score_source
+from kvdir.server.config import split_address
+from kvdir.server.http_server import HttpLimits, HttpServer
+from kvdir.server.indexer import Indexer
+from kvdir.server.indexer_engines import RegisteredEngines
+
+
+@contextlib.asynccontextmanager
+async def indexing(coordinator: AnyCoordinator, *, grpc_address: str) -> AsyncIterator[str]:
+    """Serves inside the block, at the address that is yielded; empty when the config has none.
+
+    grpc_address: where this process takes streams, for those of registered engines. Raises ConfigError.
+    """
+    config = coordinator.config
+    if not config.indexer_listen:
+        yield ""
+        return
+    host, port = split_address(config.indexer_listen)
+    discovery = Discovery(grpc_address)
+    engines = RegisteredEngines(Publishing(coordinators=discovery, version=coordinator.version))
+    indexer = Indexer(
+        score_source(coordinator),
+        engines,
+        coordinator.metrics.calls,
+        max_fingerprints=config.max_fingerprints,
+        not_ready=coordinator.not_ready,
+        draining=lambda: coordinator.draining,
+    )
+    server = HttpServer(indexer.answer, HttpLimits(body_bytes=config.max_message_bytes))
+    try:
+        yield f"{host}:{await server.start(host, port, setting='indexer_listen')}"
+    finally:
+        await server.close()
+        await engines.close()
+        discovery.close()
