@@ -1,0 +1,185 @@
+"""Our events in the standard envelope, over real sockets, read by our own decoder and its cursor like an engine's."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import zmq
+import zmq.asyncio
+
+from kvdir.client.events_out import EventsOut
+from kvdir.core.event import Event
+from kvdir.core.outbox import OwnerOutbox
+from kvdir.engines import END_SEQ, Cleared, EngineIdentity, Residency, decode, read_frame
+from kvdir.errors import Unavailable
+from kvdir.fingerprint import Fingerprints
+from kvdir.location import Tier
+from kvdir.namespace import Namespace
+
+NAMESPACE = Namespace.announced(
+    model="tiny", block_tokens=16, hash_scheme="dynamo:xxh3", hash_seed="builtin", adapter="sql", tenant="salt:" + "a" * 32
+)
+LOCAL = "tcp://127.0.0.1:0"
+
+
+def prints(*numbers: int, width: int = 8) -> Fingerprints:
+    return Fingerprints.of([number.to_bytes(width, "big") for number in numbers])
+
+
+def stored(*numbers: int) -> Event:
+    return Event.stored(Tier.CPU, NAMESPACE.digest, prints(*numbers))
+
+
+def new_outbox(*numbers: int, **more: Any) -> OwnerOutbox:
+    outbox = OwnerOutbox(**more)
+    for number in numbers:
+        outbox.append(stored(number))
+    return outbox
+
+
+class Consumer:
+    """A subscriber written only from the RFC's text and vLLM's framing: SUB, DEALER, numbers."""
+
+    def __init__(self, out: EventsOut) -> None:
+        self.context = zmq.asyncio.Context()
+        self.sub = self.context.socket(zmq.SUB)
+        self.sub.setsockopt(zmq.SUBSCRIBE, b"")
+        self.sub.connect(out.endpoint)
+        self.replay_endpoint = out.replay_endpoint
+        self.residency = Residency(EngineIdentity(model="other", hash_scheme="dynamo:xxh3"), copies=False)
+        self.numbers: list[int] = []
+
+    def take(self, number: int, payload: bytes) -> None:
+        batch = decode("mooncake", payload)
+        assert not batch.rejected
+        self.numbers.append(number)
+        self.residency.apply(batch)
+
+    async def until(self, met: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not met():
+                frame = read_frame(await self.sub.recv_multipart())
+                assert frame is not None
+                self.take(*frame)
+
+    async def ask(self, first: int) -> list[int]:
+        dealer = self.context.socket(zmq.DEALER)
+        dealer.connect(self.replay_endpoint)
+        await dealer.send_multipart([b"", first.to_bytes(8, "big")])
+        got = []
+        async with asyncio.timeout(10):
+            while (frame := read_frame(await dealer.recv_multipart())) is not None and frame.seq != END_SEQ:
+                got.append(frame.seq)
+                if frame.seq not in self.numbers:
+                    self.take(*frame)
+        dealer.close(0)
+        return got
+
+    @property
+    def held(self) -> int:
+        return sum(count.blocks for count in self.residency.counts())
+
+
+@asynccontextmanager
+async def telling(**more: Any) -> AsyncIterator[tuple[EventsOut, Consumer]]:
+    out = EventsOut(LOCAL, LOCAL, **more)
+    out.open()
+    consumer = Consumer(out)
+    try:
+        yield out, consumer
+    finally:
+        consumer.context.destroy(linger=0)
+        await out.close()
+
+
+async def joined(out: EventsOut, consumer: Consumer, outbox: OwnerOutbox) -> None:
+    """A subscription takes effect somewhat later: says one block until it is heard, then asks for what was before."""
+    deadline_s = time.monotonic() + 10
+    while not await consumer.sub.poll(20):
+        assert time.monotonic() < deadline_s
+        outbox.append(stored(1))
+    await consumer.ask(0)
+
+
+async def test_a_reader_of_the_rfc_holds_the_same_when_it_follows() -> None:
+    async with telling() as (out, consumer):
+        outbox = new_outbox(1, 2, 3)
+        out.follow("node-a", outbox, lambda: {NAMESPACE.digest: NAMESPACE})
+        await joined(out, consumer, outbox)
+        outbox.append(Event.removed(Tier.CPU, NAMESPACE.digest, prints(2)))
+        outbox.append(stored(4, 5))
+        await consumer.until(lambda: consumer.held == 4)
+        (namespace,) = consumer.residency.namespaces.values()
+        assert namespace == NAMESPACE
+
+
+async def test_what_was_said_before_is_replayed_when_a_reader_comes_late() -> None:
+    async with telling(ring_messages=2) as (out, consumer):
+        outbox = OwnerOutbox()
+        out.follow("node-a", outbox, lambda: {NAMESPACE.digest: NAMESPACE})
+        for number in (1, 2, 3):
+            outbox.append(stored(number))
+            async with asyncio.timeout(10):
+                while out.messages < number:
+                    await asyncio.sleep(0)
+        assert await consumer.ask(0) == [1, 2]
+        assert await consumer.ask(2) == [2]
+        assert await consumer.ask(9) == []
+
+
+async def test_a_loss_is_a_hole_in_the_numbers_when_the_outbox_dropped_events() -> None:
+    async with telling() as (out, consumer):
+        outbox = new_outbox(1)
+        out.follow("node-a", outbox, lambda: {NAMESPACE.digest: NAMESPACE})
+        await joined(out, consumer, outbox)
+        outbox.lose(3)
+        outbox.append(stored(7))
+        await consumer.until(lambda: consumer.held == 2)
+        numbers = sorted(set(consumer.numbers))
+        assert numbers[-1] - numbers[-2] == 2
+        assert out.lost_events == 3
+
+
+async def test_the_old_life_is_cleared_when_an_engine_restarts() -> None:
+    async with telling() as (out, consumer):
+        outbox = new_outbox(1, 2)
+        out.follow("node-a/vllm-0", outbox, lambda: {NAMESPACE.digest: NAMESPACE})
+        await joined(out, consumer, outbox)
+        out.follow("node-a/vllm-0", new_outbox(9), lambda: {NAMESPACE.digest: NAMESPACE})
+        await consumer.until(lambda: consumer.held == 1)
+
+
+async def test_a_cleared_tier_names_its_medium_when_it_is_told() -> None:
+    async with telling() as (out, consumer):
+        outbox = new_outbox(1)
+        out.follow("node-a", outbox, lambda: {NAMESPACE.digest: NAMESPACE})
+        await joined(out, consumer, outbox)
+        outbox.append(Event.cleared(Tier.CPU, NAMESPACE.digest))
+        frame = read_frame(await asyncio.wait_for(consumer.sub.recv_multipart(), 10))
+        while frame is not None and not any(isinstance(item, Cleared) for item in decode("mooncake", frame.payload).events):
+            frame = read_frame(await asyncio.wait_for(consumer.sub.recv_multipart(), 10))
+        assert frame is not None
+        assert Cleared(Tier.CPU) in decode("mooncake", frame.payload).events
+
+
+async def test_garbage_is_passed_over_when_the_replay_socket_gets_some() -> None:
+    async with telling() as (out, consumer):
+        dealer = consumer.context.socket(zmq.DEALER)
+        dealer.connect(out.replay_endpoint)
+        for parts in ([b"x"], [b"", b"short"], [b"", b"12345678", b"more"]):
+            await dealer.send_multipart(parts)
+        dealer.close(100)
+        assert await consumer.ask(0) == []
+
+
+async def test_it_says_so_when_the_port_is_taken() -> None:
+    async with telling() as (out, _):
+        other = EventsOut(out.endpoint)
+        with pytest.raises(Unavailable, match="choose another port"):
+            other.open()
+        await other.close()
