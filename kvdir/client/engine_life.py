@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,18 +25,23 @@ from kvdir.core.outbox import OwnerOutbox
 from kvdir.core.sketches import SKETCH_CELLS, OwnerSketches
 from kvdir.engines import Applied, DecodedBatch, Residency
 from kvdir.index import Sketch
+from kvdir.namespace import Namespace
 
 GOODBYE_S = 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publishing:
-    """Where lives publish, the same for all. queue_events, ring_bytes: of each outbox. started_unix_ms: of whoever runs us."""
+    """Where lives publish, the same for all. queue_events, ring_bytes: of each outbox.
+
+    follow: called with every life's stream, outbox and namespaces (client/events_out.py); None: nobody else reads them.
+    """
 
     coordinators: Discovery | None
     version: str = ""
     queue_events: int = 65_536
     ring_bytes: int = 16 << 20
+    follow: Callable[[str, OwnerOutbox, Callable[[], Mapping[bytes, Namespace]]], None] | None = None
 
 
 class EngineLife:
@@ -54,6 +59,8 @@ class EngineLife:
             sketches=OwnerSketches(lambda: Sketch(SKETCH_CELLS)),
         )
         self._announced = 0
+        if publishing.follow is not None:
+            publishing.follow(stream, self.outbox, lambda: residency.namespaces)
         # No peer address: nobody can ask an engine for blocks.
         identity = PublisherIdentity(stream, self.epoch, "", int(time.time() * 1000), (), publishing.version)
         new_publisher = partial(

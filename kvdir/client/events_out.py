@@ -21,11 +21,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvdir.client.engine_socket import zmq_module
 from kvdir.core.event import Event
 from kvdir.core.outbox import OwnerOutbox
 from kvdir.engines.rfc1527 import encode_batch, envelopes
 from kvdir.engines.wire import END_SEQ
-from kvdir.errors import Unavailable, Unsupported
+from kvdir.errors import Unavailable
 from kvdir.location import Tier
 from kvdir.namespace import Namespace
 
@@ -54,7 +55,7 @@ class EventsOut:
     """See the module docstring. messages, lost_events: figures since the start."""
 
     def __init__(self, endpoint: str, replay_endpoint: str = "", *, ring_messages: int = RING_MESSAGES) -> None:
-        self._zmq = _zmq_module()
+        self._zmq = zmq_module()
         self._wanted = (endpoint, replay_endpoint)
         self._ring: deque[tuple[int, bytes]] = deque(maxlen=ring_messages)
         self._sources: dict[str, _Source] = {}
@@ -182,12 +183,3 @@ class EventsOut:
         except zmq.ZMQError as error:
             raise Unavailable(f"events_out: cannot bind {endpoint}: {error}; choose another port") from error
         return socket, socket.getsockopt_string(zmq.LAST_ENDPOINT)
-
-
-def _zmq_module() -> Any:
-    try:
-        import zmq
-        import zmq.asyncio
-    except ImportError as error:
-        raise Unsupported("events_out needs pyzmq: pip install 'kvdir[engines]' (or pyzmq)") from error
-    return zmq

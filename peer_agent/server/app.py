@@ -42,6 +42,7 @@ from peer_agent.server.device_movers import DeviceMovers
 from peer_agent.server.directory import Coordinators
 from peer_agent.server.engine_service import EngineService
 from peer_agent.server.engines import open_engines
+from peer_agent.server.events_out import open_events_out
 from peer_agent.server.identity import Identity, Limits, version
 from peer_agent.server.listeners import Listeners
 from peer_agent.server.load import Directory
@@ -184,7 +185,10 @@ class Agent:
         self._stack.push_async_callback(tasks.close, timeout_s=config.grace_s)
         prefill_tokens_per_s = {item.namespace.digest: item.prefill_tokens_per_s for item in served}
         writers = Writers(lambda session: presence.is_held(arena.fd, session), clock=self._clock)
-        engines = open_engines(config, self._discovery, self.store)
+        events_out = open_events_out(config, outbox, self.store)
+        if events_out is not None:
+            self._stack.push_async_callback(events_out.close)
+        engines = open_engines(config, self._discovery, self.store, events_out)
         self._stack.push_async_callback(engines.close)
         await self._serve(_Parts(arena, outbox, planes, tasks, peers, turns, directory, prefill_tokens_per_s, writers, engines))
 

@@ -66,6 +66,15 @@ class AgentConfig:
         "See docs/engines/events.md.",
         metavar="DIALECT=ENDPOINT,KEY=VALUE,...",
     )
+    events_out: str = setting(
+        "",
+        "ZeroMQ address to tell what this node and its engines hold to others, in the envelope of RFC Mooncake 1527, such as "
+        "tcp://127.0.0.1:7460. Empty: off. See docs/engines/events.md.",
+        metavar="ENDPOINT",
+    )
+    events_replay: str = setting(
+        "", "ZeroMQ address where readers of events_out ask for what they missed. Empty: they cannot.", metavar="ENDPOINT"
+    )
     replica: bool = setting(
         False,
         "Keep a copy of the directory in shared memory, so that lookups of this node cost microseconds and no call. It takes "
@@ -179,6 +188,7 @@ class AgentConfig:
                 "to serve whatever engines bring along; see docs/configuration.md"
             )
         out += [f"engine: {fault}" for fault in read_engines(self.engine)[1]]
+        out += self._events_faults()
         if not self.node_name or os.sep in self.node_name:
             out.append(f"node: {self.node_name!r} must not be empty or contain {os.sep!r}")
         unknown = [name for name in self.transports if name not in TRANSPORTS]
@@ -222,6 +232,24 @@ class AgentConfig:
             if name == "listen" and host in ("0.0.0.0", "::") and not self.advertise:
                 out.append(f"advertise: required, because listen is {text} and others cannot call that")
         return out + self._engine_faults()
+
+    def _events_faults(self) -> list[str]:
+        out = []
+        if self.events_replay and not self.events_out:
+            out.append("events_replay: needs events_out, whose events it repeats")
+        for name in ("events_out", "events_replay"):
+            text = getattr(self, name)
+            scheme, _, address = text.partition("://")
+            if not text or (scheme == "ipc" and address):
+                continue
+            try:
+                host, _ = split_address(address if scheme == "tcp" else "")
+            except ValueError:
+                out.append(f"{name}: {text!r} is neither tcp://HOST:PORT nor ipc://PATH, such as tcp://127.0.0.1:7460")
+                continue
+            if not self.insecure and not is_loopback(host):
+                out.append(f"{name}: {text} is reachable from elsewhere without encryption: use 127.0.0.1, or say --insecure")
+        return out
 
     def _engine_faults(self) -> list[str]:
         address = self.engine_address

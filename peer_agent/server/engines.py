@@ -14,6 +14,7 @@ from kvdir.client.engine_findings import FindingKind
 from kvdir.client.engine_life import Publishing
 from kvdir.client.engine_options import read_engines
 from kvdir.client.engine_streams import EngineStreams
+from kvdir.client.events_out import EventsOut
 from kvdir.errors import ConfigError, KvdirError
 from peer_agent.server.config import AgentConfig
 from peer_agent.server.identity import version
@@ -21,8 +22,13 @@ from peer_agent.server.store import Store
 from peer_agent.v1 import engine_pb2
 
 
-def open_engines(config: AgentConfig, coordinators: Discovery | None, store: Store) -> EngineStreams:
-    """Follows all that are configured. Raises ConfigError for what cannot be followed, such as for want of pyzmq."""
+def open_engines(
+    config: AgentConfig, coordinators: Discovery | None, store: Store, events_out: EventsOut | None = None
+) -> EngineStreams:
+    """Follows all that are configured, and tells of them in events_out, if that is on.
+
+    Raises ConfigError for what cannot be followed, such as for want of pyzmq.
+    """
 
     def expected() -> Mapping[str, int]:
         return {namespace.model: namespace.block_tokens for namespace in store.namespaces.values()}
@@ -32,6 +38,7 @@ def open_engines(config: AgentConfig, coordinators: Discovery | None, store: Sto
         version=version(),
         queue_events=config.queue_events,
         ring_bytes=config.ring_bytes,
+        follow=events_out.follow if events_out is not None else None,
     )
     streams = EngineStreams(config.node_name, publishing, expected=expected)
     engines, faults = read_engines(config.engine)

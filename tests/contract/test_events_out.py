@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +22,9 @@ from kvdir.errors import Unavailable
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import Tier
 from kvdir.namespace import Namespace
+from kvdir.testing.wait import eventually
+from peer_agent.server.config import AgentConfig
+from peer_agent.testing import local_cluster
 
 NAMESPACE = Namespace.announced(
     model="tiny", block_tokens=16, hash_scheme="dynamo:xxh3", hash_seed="builtin", adapter="sql", tenant="salt:" + "a" * 32
@@ -45,12 +50,12 @@ def new_outbox(*numbers: int, **more: Any) -> OwnerOutbox:
 class Consumer:
     """A subscriber written only from the RFC's text and vLLM's framing: SUB, DEALER, numbers."""
 
-    def __init__(self, out: EventsOut) -> None:
+    def __init__(self, endpoint: str, replay_endpoint: str) -> None:
         self.context = zmq.asyncio.Context()
         self.sub = self.context.socket(zmq.SUB)
         self.sub.setsockopt(zmq.SUBSCRIBE, b"")
-        self.sub.connect(out.endpoint)
-        self.replay_endpoint = out.replay_endpoint
+        self.sub.connect(endpoint)
+        self.replay_endpoint = replay_endpoint
         self.residency = Residency(EngineIdentity(model="other", hash_scheme="dynamo:xxh3"), copies=False)
         self.numbers: list[int] = []
 
@@ -89,7 +94,7 @@ class Consumer:
 async def telling(**more: Any) -> AsyncIterator[tuple[EventsOut, Consumer]]:
     out = EventsOut(LOCAL, LOCAL, **more)
     out.open()
-    consumer = Consumer(out)
+    consumer = Consumer(out.endpoint, out.replay_endpoint)
     try:
         yield out, consumer
     finally:
@@ -124,9 +129,7 @@ async def test_what_was_said_before_is_replayed_when_a_reader_comes_late() -> No
         out.follow("node-a", outbox, lambda: {NAMESPACE.digest: NAMESPACE})
         for number in (1, 2, 3):
             outbox.append(stored(number))
-            async with asyncio.timeout(10):
-                while out.messages < number:
-                    await asyncio.sleep(0)
+            await eventually(lambda number=number: out.messages >= number)  # type: ignore[misc]
         assert await consumer.ask(0) == [1, 2]
         assert await consumer.ask(2) == [2]
         assert await consumer.ask(9) == []
@@ -175,6 +178,34 @@ async def test_garbage_is_passed_over_when_the_replay_socket_gets_some() -> None
             await dealer.send_multipart(parts)
         dealer.close(100)
         assert await consumer.ask(0) == []
+
+
+async def test_an_agent_tells_of_its_arena_when_events_out_is_set() -> None:
+    with tempfile.TemporaryDirectory(prefix="kvdir-") as directory:
+        async with local_cluster(Path(directory), coordinator=False) as cluster:
+            out, replay = f"ipc://{directory}/out", f"ipc://{directory}/replay"
+            await cluster.start_agent("a", events_out=out, events_replay=replay)
+            engine = await cluster.engine("a")
+            fingerprints = cluster.blocks.chain(3)
+            assert (await engine.store(fingerprints, cluster.blocks.data(fingerprints))).stored == 3
+            consumer = Consumer(out, replay)
+            async with asyncio.timeout(10):
+                while consumer.held < 3:
+                    await consumer.ask(0)
+            told = {event.packed[at : at + 8] for event in consumer.residency.held() for at in range(0, 8 * event.blocks, 8)}
+            assert told == {item[:8] for item in fingerprints}
+            consumer.context.destroy(linger=0)
+
+
+def test_addresses_are_refused_in_words_when_they_are_wrong() -> None:
+    def faults(**more: str) -> str:
+        return "; ".join(AgentConfig(accept_bytes=1 << 20, node="a", **more).faults())  # type: ignore[arg-type]
+
+    assert "neither tcp://HOST:PORT" in faults(events_out="127.0.0.1:7460")
+    assert "say --insecure" in faults(events_out="tcp://0.0.0.0:7460")
+    assert "say --insecure" in faults(events_out="tcp://*:7460")
+    assert "needs events_out" in faults(events_replay="tcp://127.0.0.1:7461")
+    assert not faults(events_out="tcp://127.0.0.1:7460", events_replay="ipc:///tmp/replay")
 
 
 async def test_it_says_so_when_the_port_is_taken() -> None:
