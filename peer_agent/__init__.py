@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from peer_agent.client import aio
     from peer_agent.client.engine import Engine, connect
     from peer_agent.client.results import LoadResult, LookupResult, StoreResult, Timings
+    from peer_agent.client.state import StateEngine, StateLoadResult, connect_state
     from peer_agent.core.effects import BlockState, LoadStatus
 
 __all__ = [
@@ -23,10 +24,13 @@ __all__ = [
     "LoadResult",
     "LoadStatus",
     "LookupResult",
+    "StateEngine",
+    "StateLoadResult",
     "StoreResult",
     "Timings",
     "aio",
     "connect",
+    "connect_state",
 ]
 
 _HOMES = {
@@ -37,7 +41,10 @@ _HOMES = {
     "LookupResult": "peer_agent.client.results",
     "StoreResult": "peer_agent.client.results",
     "Timings": "peer_agent.client.results",
+    "StateEngine": "peer_agent.client.state",
+    "StateLoadResult": "peer_agent.client.state",
     "connect": "peer_agent.client.engine",
+    "connect_state": "peer_agent.client.state",
 }
 
 

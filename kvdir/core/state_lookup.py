@@ -1,0 +1,125 @@
+"""One prompt, asked of several namespaces: the state groups of a model, and the ranks of its split, folded into restore points.
+
+A block of a group can be had at a node if every rank's part can be had there; together, nodes may complement one another: a
+rank's part here, the next one's there (`points`), or all from one node (`at`). What was not answered counts as not there, and
+`reasons` says so. Restore rule: restore_points.py. Pure.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvdir.core.answer import Lookup
+from kvdir.core.restore_points import Bools, RestorePoints, intersection, restore_points
+from kvdir.errors import InvalidInput
+from kvdir.fingerprint import Fingerprints
+from kvdir.location import NodeTrust
+from kvdir.namespace import Namespace, StateGroup
+
+_RUN = struct.Struct("<III")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One lookup. group: number of the state group; all ranks of one group are asked for the same blocks."""
+
+    group: int
+    namespace: Namespace
+    fingerprints: Fingerprints
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StateLookup:
+    """points: where the prompt can be resumed from with what all nodes hold together; a hint, as every lookup.
+
+    nodes: everybody named, by name. reasons: of questions that nobody answered, in words. warming, incomplete: as Lookup.
+    """
+
+    points: RestorePoints
+    nodes: tuple[NodeTrust, ...]
+    reasons: tuple[str, ...]
+    warming: bool
+    incomplete: bool
+    _groups: tuple[StateGroup, ...] = field(repr=False)
+    _block_tokens: int = field(repr=False)
+    _held: Mapping[str, tuple[Bools, ...]] = field(repr=False)
+
+    def at(self, node: str) -> RestorePoints:
+        """With what this node holds alone. KeyError: it was not named."""
+        return restore_points(
+            self._groups, self._held[node], block_tokens=self._block_tokens, prompt_tokens=self.points.prompt_tokens
+        )
+
+
+def questions(namespace: Namespace, fingerprints: Fingerprints | Sequence[Fingerprints]) -> tuple[Question, ...]:
+    """What to look up for a prompt: every state group of the namespace, every rank of its split.
+
+    fingerprints: of the prompt's blocks from its start, a list for each group, or one for all if their blocks are of one size.
+    InvalidInput: not one list a group, or one for blocks of several sizes.
+    """
+    parts = namespace.parts()
+    if isinstance(fingerprints, Fingerprints):
+        if len({part.block_tokens for part in parts}) > 1:
+            raise InvalidInput("one list of fingerprints for groups whose blocks differ in size: pass one list a group")
+        fingerprints = [fingerprints] * len(parts)
+    if len(fingerprints) != len(parts):
+        raise InvalidInput(f"{len(fingerprints)} lists of fingerprints for {len(parts)} state groups: pass one a group")
+    return tuple(
+        Question(group, rank, asked)
+        for group, (part, asked) in enumerate(zip(parts, fingerprints, strict=True))
+        for rank in part.family()
+    )
+
+
+def fold(
+    asked: Sequence[Question], answers: Sequence[Lookup], namespace: Namespace, *, prompt_tokens: int | None = None
+) -> StateLookup:
+    """The answers to `questions`, in their order, as one."""
+    groups = tuple(part.group for part in namespace.parts())
+    together = [[np.zeros(len(question.fingerprints), np.bool_)] for question in asked]
+    trust: dict[str, NodeTrust] = {}
+    masks: dict[str, dict[int, Bools]] = {}
+    for number, answer in enumerate(answers):
+        for node, mask in _by_node(answer).items():
+            trust[answer.nodes[node].node] = answer.nodes[node]
+            masks.setdefault(answer.nodes[node].node, {})[number] = mask
+            together[number].append(mask)
+    nobody = [held[0] for held in together]
+    all_nodes = [np.logical_or.reduce(held) for held in together]
+    return StateLookup(
+        points=restore_points(
+            groups, _by_group(asked, all_nodes, len(groups)), block_tokens=namespace.block_tokens, prompt_tokens=prompt_tokens
+        ),
+        nodes=tuple(trust[name] for name in sorted(trust)),
+        reasons=tuple(dict.fromkeys(answer.reason for answer in answers if answer.source == "none")),
+        warming=any(answer.warming for answer in answers),
+        incomplete=any(answer.incomplete for answer in answers),
+        _groups=groups,
+        _block_tokens=namespace.block_tokens,
+        _held={
+            name: _by_group(asked, [held.get(number, nobody[number]) for number in range(len(asked))], len(groups))
+            for name, held in masks.items()
+        },
+    )
+
+
+def _by_group(asked: Sequence[Question], held: Sequence[Bools], groups: int) -> tuple[Bools, ...]:
+    """Per group, the blocks of which every rank's part is held."""
+    return tuple(
+        intersection([mask for question, mask in zip(asked, held, strict=True) if question.group == group])
+        for group in range(groups)
+    )
+
+
+def _by_node(answer: Lookup) -> dict[int, Bools]:
+    """Positions held, in whatever tier, by index into the answer's nodes."""
+    members = [{node for node, _ in answer.holders(number)} for number in range(len(answer.sets))]
+    out: dict[int, Bools] = {}
+    for start, count, number in _RUN.iter_unpack(answer.runs):
+        for node in members[number]:
+            out.setdefault(node, np.zeros(answer.asked, np.bool_))[start : start + count] = True
+    return out

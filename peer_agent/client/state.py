@@ -1,0 +1,199 @@
+"""The engine library for models whose state is kept in groups: one engine a group, one answer in legal restore points.
+
+    engine = peer_agent.connect_state("unix:/dev/shm/kvdir-node1.sock", namespace=namespace)
+    engine.store(fingerprints, blocks)
+    loaded = engine.load(fingerprints, into=room, prompt_tokens=len(tokens))
+    loaded.restored_tokens        # resume there: every group has arrived, verified; everything behind it is recomputed
+
+Rules: as peer_agent/client/engine.py: whatever goes wrong is a miss, every call ends by its deadline. Blocks, fingerprints and
+memory come in a list for each state group of the namespace, in its order. What arrived decides: the restored point is worked
+out from verified blocks, not from what anybody said to hold (peer_agent/core/state_load.py). Memory of blocks beyond it, or
+before a window, is unspecified. Thread-safe; blocking: groups are loaded side by side in threads of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import numpy as np
+
+from kvdir.core.restore_points import Bools, RestorePoints, restore_points
+from kvdir.errors import InvalidInput
+from kvdir.fingerprint import Fingerprints
+from kvdir.location import StreamState
+from kvdir.namespace import Namespace
+from peer_agent.client.engine import DEADLINE_S, Engine
+from peer_agent.client.results import LoadResult, LookupResult, StoreResult
+from peer_agent.core.effects import LoadStatus
+from peer_agent.core.state_load import Positions, StateLoad, hoped
+
+T = TypeVar("T")
+
+LOOKUP_SHARE = 0.25
+"""Of a load's deadline, at most, for asking what there is."""
+MAX_ROUNDS = 8
+"""Of a load: how often a goal that could not be reached is replaced by a lesser one."""
+
+_HITS = (LoadStatus.HIT_LOCAL, LoadStatus.HIT_PEER)
+Groups = Sequence[Fingerprints]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StateLoadResult:
+    """restored_tokens: the point that can be resumed from, 0: recompute everything. points: of what arrived, per group as well.
+
+    hoped_tokens: the point that the load set out for. peer_bytes: read from peers. reason: why nothing could be asked.
+    """
+
+    points: RestorePoints
+    hoped_tokens: int
+    rounds: int
+    peer_bytes: int
+    reason: str = ""
+
+    @property
+    def restored_tokens(self) -> int:
+        return self.points.best_tokens
+
+
+class StateEngine:
+    """See the module docstring. engines: one for each part of the namespace, for what concerns a single group."""
+
+    def __init__(self, namespace: Namespace, engines: Sequence[Engine], *, deadline_s: float = DEADLINE_S) -> None:
+        self.namespace = namespace
+        self.engines = tuple(engines)
+        self._groups = tuple(part.group for part in namespace.parts())
+        self._deadline_s = deadline_s
+        self._threads = ThreadPoolExecutor(len(engines), thread_name_prefix="kvdir-state")
+
+    def close(self) -> None:
+        """Ends the sessions. Idempotent."""
+        for engine in self.engines:
+            engine.close()
+        self._threads.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def store(self, fingerprints: Groups, blocks: Sequence[Any], *, deadline_s: float | None = None) -> tuple[StoreResult, ...]:
+        """Per group: its blocks into the agent's memory, each published on its own; an empty list stores nothing of a group."""
+        self._check(fingerprints, blocks)
+        return self._each(lambda group: self.engines[group].store(fingerprints[group], blocks[group], deadline_s=deadline_s))
+
+    def lookup(
+        self, fingerprints: Groups, *, prompt_tokens: int | None = None, deadline_s: float = 0.0
+    ) -> tuple[RestorePoints, tuple[LookupResult, ...]]:
+        """Where the prompt could be resumed, with what is here and, with a deadline, what peers are said to hold."""
+        self._check(fingerprints)
+        found = self._each(lambda group: self.engines[group].lookup(fingerprints[group], deadline_s=deadline_s))
+        points = restore_points(
+            self._groups, self._hoped(found), block_tokens=self.namespace.block_tokens, prompt_tokens=prompt_tokens
+        )
+        return points, found
+
+    def load(
+        self, fingerprints: Groups, *, into: Sequence[Any], prompt_tokens: int | None = None, deadline_s: float | None = None
+    ) -> StateLoadResult:
+        """Brings what the best restore point reads of every group into the caller's memory, verified.
+
+        into: per group, memory for each of its blocks, as a sequence of blocks: an array (n, block_bytes), or a list.
+        """
+        self._check(fingerprints, into)
+        until_s = time.monotonic() + (self._deadline_s if deadline_s is None else deadline_s)
+        found = self._each(
+            lambda group: self.engines[group].lookup(fingerprints[group], deadline_s=LOOKUP_SHARE * _left_s(until_s))
+        )
+        plan = StateLoad(
+            self._groups,
+            self._hoped(found, in_doubt=True),
+            block_tokens=self.namespace.block_tokens,
+            prompt_tokens=prompt_tokens,
+        )
+        goal, rounds, peer_bytes = plan.goal.best_tokens, 0, 0
+        while rounds < MAX_ROUNDS and _left_s(until_s) > 0 and any(map(len, wanted := plan.wanted())):
+            rounds += 1
+            for group, result in enumerate(self._load(fingerprints, into, wanted, until_s)):
+                peer_bytes += result.peer_bytes
+                plan.took(group, wanted[group], np.isin(np.frombuffer(result.statuses, np.uint8), _HITS))
+        reason = next((answer.reason for answer in found if answer.reason), "")
+        return StateLoadResult(plan.restored, goal, rounds, peer_bytes, reason)
+
+    # internals
+
+    def _load(
+        self, fingerprints: Groups, into: Sequence[Any], wanted: Sequence[Positions], until_s: float
+    ) -> tuple[LoadResult, ...]:
+        def load(group: int) -> LoadResult:
+            positions = wanted[group]
+            if not len(positions):
+                return LoadResult(statuses=b"")
+            chosen, memory = fingerprints[group].select(positions.tolist()), _rows(into[group], positions)
+            return self.engines[group].load(chosen, into=memory, deadline_s=_left_s(until_s))
+
+        return self._each(load)
+
+    def _each(self, work: Callable[[int], T]) -> tuple[T, ...]:
+        return tuple(self._threads.map(work, range(len(self.engines))))
+
+    def _hoped(self, found: Sequence[LookupResult], *, in_doubt: bool = False) -> list[Bools]:
+        """in_doubt: hope for what nodes may have whose claims may have holes."""
+        return [
+            hoped(group, answer.local, answer.nominated, doubtful=in_doubt and _doubtful(answer))
+            for group, answer in zip(self._groups, found, strict=True)
+        ]
+
+    def _check(self, *lists: Sequence[Any]) -> None:
+        for given in lists:
+            if len(given) != len(self.engines):
+                raise InvalidInput(f"{len(given)} lists for {len(self.engines)} state groups: pass one a group, in its order")
+
+
+def connect_state(
+    address: str,
+    *,
+    namespace: Namespace,
+    engine: str = "",
+    deadline_s: float = DEADLINE_S,
+    timeout_s: float = 5.0,
+    **options: Any,
+) -> StateEngine:
+    """Engines for every part of `namespace`, attached to the agent at `address`. Raises and waits as peer_agent.connect.
+
+    options: of peer_agent.connect, for each of them.
+    """
+    from peer_agent.client.engine import connect
+
+    until_s, engines = time.monotonic() + timeout_s, list[Engine]()
+    try:
+        for part in namespace.parts():
+            left_s = max(0.001, until_s - time.monotonic()) if timeout_s else 0.0
+            engines.append(connect(address, namespace=part, engine=engine, deadline_s=deadline_s, timeout_s=left_s, **options))
+    except BaseException:
+        for made in engines:
+            made.close()
+        raise
+    return StateEngine(namespace, engines, deadline_s=deadline_s)
+
+
+def _doubtful(answer: LookupResult) -> bool:
+    return any(trust.state is not StreamState.SYNCED for trust in answer.trust)
+
+
+def _left_s(until_s: float) -> float:
+    return max(0.0, until_s - time.monotonic())
+
+
+def _rows(memory: Any, positions: Positions) -> Any:
+    """The blocks at these positions: one view where they lie side by side, else one each."""
+    first, last = int(positions[0]), int(positions[-1])
+    if last - first + 1 == len(positions):
+        return memory[first : last + 1]
+    return [memory[position] for position in positions.tolist()]
