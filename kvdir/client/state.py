@@ -4,7 +4,8 @@
     found.points.best_tokens, found.at("node1").best_tokens, found.points.partial
 
 Works with whatever answers lookups: `kvdir.connect`, `kvdir.attach` (from a replica, without a call), and, awaited, the aio
-client. One deadline for all of it. A namespace that nobody knows is a miss. Restore rule and drawing: docs/state.md.
+client. One deadline for all of it. What nobody answered, or knows, counts as not there, with the reason. Restore rule and
+drawing: docs/state.md.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Protocol
 from kvdir.client.replica_reader import nobody
 from kvdir.core.answer import Lookup
 from kvdir.core.state_lookup import Question, StateLookup, fold, questions
-from kvdir.errors import UnknownNamespace
+from kvdir.errors import InvalidInput, KvdirError, TooLarge
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import MinTrust
 from kvdir.namespace import Namespace
@@ -47,13 +48,14 @@ def lookup_state(
     fingerprints: Fingerprints | Sequence[Fingerprints],
     *,
     prompt_tokens: int | None = None,
+    can_trim: bool = True,
     min_trust: MinTrust = MinTrust.ANY,
     deadline_s: float = DEADLINE_S,
 ) -> StateLookup:
     """fingerprints: a list for each state group, or one for all of one block size; see core.state_lookup.questions.
 
-    prompt_tokens: where the prompt ends, so that its last token is left to be computed; None: not known. Raises what the
-    directory's lookup raises, but UnknownNamespace.
+    prompt_tokens: where the prompt ends, so that its last token is left to be computed; None: not known. can_trim: whether
+    the engine can resume inside a block. Raises InvalidInput and TooLarge, nothing else.
     """
     asked, until_s = questions(namespace, fingerprints), time.monotonic() + deadline_s
     answers = []
@@ -61,10 +63,10 @@ def lookup_state(
         try:
             left_s = max(0.001, until_s - time.monotonic())
             answer = directory.lookup(question.namespace.digest, question.fingerprints, min_trust=min_trust, deadline_s=left_s)
-        except UnknownNamespace as error:
-            answer = _unknown(question, error)
+        except KvdirError as error:
+            answer = _unanswered(question, error)
         answers.append(answer)
-    return fold(asked, answers, namespace, prompt_tokens=prompt_tokens)
+    return fold(asked, answers, namespace, prompt_tokens=prompt_tokens, can_trim=can_trim)
 
 
 async def lookup_state_async(
@@ -73,6 +75,7 @@ async def lookup_state_async(
     fingerprints: Fingerprints | Sequence[Fingerprints],
     *,
     prompt_tokens: int | None = None,
+    can_trim: bool = True,
     min_trust: MinTrust = MinTrust.ANY,
     deadline_s: float = DEADLINE_S,
 ) -> StateLookup:
@@ -84,13 +87,20 @@ async def lookup_state_async(
             return await directory.lookup(
                 question.namespace.digest, question.fingerprints, min_trust=min_trust, deadline_s=deadline_s
             )
-        except UnknownNamespace as error:
-            return _unknown(question, error)
+        except KvdirError as error:
+            return _unanswered(question, error)
 
-    async with asyncio.TaskGroup() as tasks:
-        running = [tasks.create_task(ask(question)) for question in asked]
-    return fold(asked, [task.result() for task in running], namespace, prompt_tokens=prompt_tokens)
+    outcomes = await asyncio.gather(*map(ask, asked), return_exceptions=True)  # nobody is left behind when one raises
+    answers = []
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+        answers.append(outcome)
+    return fold(asked, answers, namespace, prompt_tokens=prompt_tokens, can_trim=can_trim)
 
 
-def _unknown(question: Question, error: UnknownNamespace) -> Lookup:
+def _unanswered(question: Question, error: KvdirError) -> Lookup:
+    """Raises what is the caller's own mistake."""
+    if isinstance(error, InvalidInput | TooLarge):
+        raise error
     return nobody(len(question.fingerprints), str(error))

@@ -13,7 +13,7 @@ The end of the prompt (P tokens): its last token is always computed, since its l
 cannot be restored, because its state has seen that token, and computing it again would count it twice (vLLM #51094): the
 largest N is the last common boundary below P. Without recurrent groups N = P is legal: the next token that is computed is
 P - 1, inside the last block, so that a window reaches one token further back. An engine that resumes at block boundaries only
-passes prompt_tokens - 1 (vLLM: kv_cache_manager.get_computed_blocks does).
+(vLLM: kv_cache_manager.get_computed_blocks) says can_trim=False, and N = P is not legal for it.
 
 Groups of one kind that are held by several ranks or nodes: combine their hits first (`union`, `intersection`). Checked
 against a brute-force oracle (tests/model/test_restore_points_model.py). Pure.
@@ -97,14 +97,16 @@ def restore_points(
     *,
     block_tokens: int,
     prompt_tokens: int | None = None,
+    can_trim: bool = True,
 ) -> RestorePoints:
     """hits_by_group: per group one byte (or bool) per block from the start of the prompt, nonzero where it can be had; blocks
-    beyond the end of the list, or of the prompt, do not count. Raises ValueError: no groups, or not one list a group.
+    beyond the end of the list, or of the prompt, do not count. can_trim: whether the engine can resume inside a block, at the
+    last token of the prompt. Raises ValueError: no groups, or not one list a group.
     """
     if not groups or len(groups) != len(hits_by_group):
         raise ValueError(f"{len(hits_by_group)} lists of hits for {len(groups)} state groups: pass one each, for one or more")
     needs = _needs(tuple((group.kind, group.window_tokens, group.block_tokens or block_tokens) for group in groups))
-    found = [_Found.of(need, hits, prompt_tokens) for need, hits in zip(needs, hits_by_group, strict=True)]
+    found = [_Found.of(need, hits, prompt_tokens, can_trim) for need, hits in zip(needs, hits_by_group, strict=True)]
     required = [item for item in found if not item.need.optional]
     stride = math.lcm(*(item.need.block_tokens for item in required))
     common = _common([(item.legal, stride // item.need.block_tokens) for item in required])
@@ -146,7 +148,7 @@ class _Need:
         first_token = max(0, next_token - (self.window_tokens - 1))
         return range(first_token // self.block_tokens, end)
 
-    def legal(self, held: Bools, prompt_tokens: int | None) -> Bools:
+    def legal(self, held: Bools, prompt_tokens: int | None, can_trim: bool) -> Bools:
         """By boundary, the first one at block_tokens: whether this group can be restored there."""
         blocks = len(held)
         if not blocks:
@@ -160,7 +162,7 @@ class _Need:
             ok = _window_held(held, -(-(self.window_tokens - 1) // self.block_tokens))
         if blocks * self.block_tokens == prompt_tokens:
             last = self.blocks(prompt_tokens, prompt_tokens)
-            ok[-1] = not self.recurrent and bool(held[last.start : last.stop].all())
+            ok[-1] = can_trim and not self.recurrent and bool(held[last.start : last.stop].all())
         return ok
 
 
@@ -183,11 +185,11 @@ class _Found:
     legal: Bools
 
     @classmethod
-    def of(cls, need: _Need, hits: Hits, prompt_tokens: int | None) -> _Found:
+    def of(cls, need: _Need, hits: Hits, prompt_tokens: int | None, can_trim: bool) -> _Found:
         held = _as_bools(hits)
         if prompt_tokens is not None:
             held = held[: max(0, prompt_tokens) // need.block_tokens]
-        return cls(need, held, need.legal(held, prompt_tokens))
+        return cls(need, held, need.legal(held, prompt_tokens, can_trim))
 
     def reported(self, best_tokens: int) -> GroupHits:
         need, reach = self.need, self.legal.nonzero()[0]

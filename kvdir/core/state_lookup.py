@@ -8,8 +8,9 @@ rank's part here, the next one's there (`points`), or all from one node (`at`). 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from kvdir.core.restore_points import Bools, RestorePoints, intersection, restor
 from kvdir.errors import InvalidInput
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import NodeTrust
-from kvdir.namespace import Namespace, StateGroup
+from kvdir.namespace import Namespace
 
 _RUN = struct.Struct("<III")
 
@@ -44,15 +45,12 @@ class StateLookup:
     reasons: tuple[str, ...]
     warming: bool
     incomplete: bool
-    _groups: tuple[StateGroup, ...] = field(repr=False)
-    _block_tokens: int = field(repr=False)
+    _rule: Callable[[Sequence[Bools]], RestorePoints] = field(repr=False)
     _held: Mapping[str, tuple[Bools, ...]] = field(repr=False)
 
     def at(self, node: str) -> RestorePoints:
         """With what this node holds alone. KeyError: it was not named."""
-        return restore_points(
-            self._groups, self._held[node], block_tokens=self._block_tokens, prompt_tokens=self.points.prompt_tokens
-        )
+        return self._rule(self._held[node])
 
 
 def questions(namespace: Namespace, fingerprints: Fingerprints | Sequence[Fingerprints]) -> tuple[Question, ...]:
@@ -76,10 +74,16 @@ def questions(namespace: Namespace, fingerprints: Fingerprints | Sequence[Finger
 
 
 def fold(
-    asked: Sequence[Question], answers: Sequence[Lookup], namespace: Namespace, *, prompt_tokens: int | None = None
+    asked: Sequence[Question],
+    answers: Sequence[Lookup],
+    namespace: Namespace,
+    *,
+    prompt_tokens: int | None = None,
+    can_trim: bool = True,
 ) -> StateLookup:
-    """The answers to `questions`, in their order, as one."""
+    """The answers to `questions`, in their order, as one. prompt_tokens, can_trim: as restore_points."""
     groups = tuple(part.group for part in namespace.parts())
+    rule = partial(restore_points, groups, block_tokens=namespace.block_tokens, prompt_tokens=prompt_tokens, can_trim=can_trim)
     together = [[np.zeros(len(question.fingerprints), np.bool_)] for question in asked]
     trust: dict[str, NodeTrust] = {}
     masks: dict[str, dict[int, Bools]] = {}
@@ -91,15 +95,12 @@ def fold(
     nobody = [held[0] for held in together]
     all_nodes = [np.logical_or.reduce(held) for held in together]
     return StateLookup(
-        points=restore_points(
-            groups, _by_group(asked, all_nodes, len(groups)), block_tokens=namespace.block_tokens, prompt_tokens=prompt_tokens
-        ),
+        points=rule(_by_group(asked, all_nodes, len(groups))),
         nodes=tuple(trust[name] for name in sorted(trust)),
         reasons=tuple(dict.fromkeys(answer.reason for answer in answers if answer.source == "none")),
         warming=any(answer.warming for answer in answers),
         incomplete=any(answer.incomplete for answer in answers),
-        _groups=groups,
-        _block_tokens=namespace.block_tokens,
+        _rule=rule,
         _held={
             name: _by_group(asked, [held.get(number, nobody[number]) for number in range(len(asked))], len(groups))
             for name, held in masks.items()

@@ -22,7 +22,7 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from kvdir.core.restore_points import Bools, RestorePoints, restore_points
+from kvdir.core.restore_points import RestorePoints
 from kvdir.errors import InvalidInput
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import StreamState
@@ -64,11 +64,14 @@ class StateLoadResult:
 class StateEngine:
     """See the module docstring. engines: one for each part of the namespace, for what concerns a single group."""
 
-    def __init__(self, namespace: Namespace, engines: Sequence[Engine], *, deadline_s: float = DEADLINE_S) -> None:
+    def __init__(
+        self, namespace: Namespace, engines: Sequence[Engine], *, deadline_s: float = DEADLINE_S, can_trim: bool = True
+    ) -> None:
         self.namespace = namespace
         self.engines = tuple(engines)
         self._groups = tuple(part.group for part in namespace.parts())
         self._deadline_s = deadline_s
+        self._can_trim = can_trim
         self._threads = ThreadPoolExecutor(len(engines), thread_name_prefix="kvdir-state")
 
     def close(self) -> None:
@@ -94,10 +97,7 @@ class StateEngine:
         """Where the prompt could be resumed, with what is here and, with a deadline, what peers are said to hold."""
         self._check(fingerprints)
         found = self._each(lambda group: self.engines[group].lookup(fingerprints[group], deadline_s=deadline_s))
-        points = restore_points(
-            self._groups, self._hoped(found), block_tokens=self.namespace.block_tokens, prompt_tokens=prompt_tokens
-        )
-        return points, found
+        return self._plan(found, prompt_tokens, in_doubt=False).goal, found
 
     def load(
         self, fingerprints: Groups, *, into: Sequence[Any], prompt_tokens: int | None = None, deadline_s: float | None = None
@@ -111,12 +111,7 @@ class StateEngine:
         found = self._each(
             lambda group: self.engines[group].lookup(fingerprints[group], deadline_s=LOOKUP_SHARE * _left_s(until_s))
         )
-        plan = StateLoad(
-            self._groups,
-            self._hoped(found, in_doubt=True),
-            block_tokens=self.namespace.block_tokens,
-            prompt_tokens=prompt_tokens,
-        )
+        plan = self._plan(found, prompt_tokens, in_doubt=True)
         goal, rounds, peer_bytes = plan.goal.best_tokens, 0, 0
         while rounds < MAX_ROUNDS and _left_s(until_s) > 0 and any(map(len, wanted := plan.wanted())):
             rounds += 1
@@ -143,12 +138,18 @@ class StateEngine:
     def _each(self, work: Callable[[int], T]) -> tuple[T, ...]:
         return tuple(self._threads.map(work, range(len(self.engines))))
 
-    def _hoped(self, found: Sequence[LookupResult], *, in_doubt: bool = False) -> list[Bools]:
+    def _plan(self, found: Sequence[LookupResult], prompt_tokens: int | None, *, in_doubt: bool) -> StateLoad:
         """in_doubt: hope for what nodes may have whose claims may have holes."""
-        return [
-            hoped(group, answer.local, answer.nominated, doubtful=in_doubt and _doubtful(answer))
-            for group, answer in zip(self._groups, found, strict=True)
-        ]
+        return StateLoad(
+            self._groups,
+            [
+                hoped(group, answer.local, answer.nominated, doubtful=in_doubt and _doubtful(answer))
+                for group, answer in zip(self._groups, found, strict=True)
+            ],
+            block_tokens=self.namespace.block_tokens,
+            prompt_tokens=prompt_tokens,
+            can_trim=self._can_trim,
+        )
 
     def _check(self, *lists: Sequence[Any]) -> None:
         for given in lists:
@@ -163,11 +164,12 @@ def connect_state(
     engine: str = "",
     deadline_s: float = DEADLINE_S,
     timeout_s: float = 5.0,
+    can_trim: bool = True,
     **options: Any,
 ) -> StateEngine:
     """Engines for every part of `namespace`, attached to the agent at `address`. Raises and waits as peer_agent.connect.
 
-    options: of peer_agent.connect, for each of them.
+    can_trim: whether the engine can resume inside a block (restore_points). options: of peer_agent.connect, for each of them.
     """
     from peer_agent.client.engine import connect
 
@@ -180,7 +182,7 @@ def connect_state(
         for made in engines:
             made.close()
         raise
-    return StateEngine(namespace, engines, deadline_s=deadline_s)
+    return StateEngine(namespace, engines, deadline_s=deadline_s, can_trim=can_trim)
 
 
 def _doubtful(answer: LookupResult) -> bool:

@@ -13,6 +13,7 @@ Pure. The shell is peer_agent/client/state.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -24,34 +25,38 @@ Positions = npt.NDArray[np.intp]
 
 
 class StateLoad:
-    """hoped: per group, which blocks of the prompt may be had at all."""
+    """hoped: per group, which blocks of the prompt may be had at all. The rest as for restore_points."""
 
     def __init__(
-        self, groups: Sequence[Group], hoped: Sequence[Bools], *, block_tokens: int, prompt_tokens: int | None = None
+        self,
+        groups: Sequence[Group],
+        hoped: Sequence[Bools],
+        *,
+        block_tokens: int,
+        prompt_tokens: int | None = None,
+        can_trim: bool = True,
     ) -> None:
-        self._groups = groups
-        self._block_tokens = block_tokens
-        self._prompt_tokens = prompt_tokens
+        self._rule = partial(restore_points, groups, block_tokens=block_tokens, prompt_tokens=prompt_tokens, can_trim=can_trim)
         self._hoped = [np.array(hits, np.bool_) for hits in hoped]
         self._arrived = [np.zeros(len(hits), np.bool_) for hits in self._hoped]
 
     @property
     def restored(self) -> RestorePoints:
         """What can be restored with what arrived so far."""
-        return self._points(self._arrived)
+        return self._rule(self._arrived)
 
     @property
     def goal(self) -> RestorePoints:
         """What could be restored if all came that is still hoped for."""
-        return self._points(self._hoped)
+        return self._rule(self._hoped)
 
     def wanted(self) -> tuple[Positions, ...]:
         """Positions to load now, per group; empty lists: there is nothing better to be had."""
         goal = self.goal
         nothing = np.zeros(0, np.intp)
         if goal.best_tokens <= self.restored.best_tokens:
-            return (nothing,) * len(self._groups)
-        return tuple(self._missing(goal, group) for group in range(len(self._groups)))
+            return (nothing,) * len(self._hoped)
+        return tuple(self._missing(goal, group) for group in range(len(self._hoped)))
 
     def took(self, group: int, positions: Positions, arrived: Bools) -> None:
         """Of the positions asked for, these arrived, verified; the others are given up."""
@@ -62,9 +67,6 @@ class StateLoad:
         needs = goal.needs(group)
         still = (self._hoped[group] & ~self._arrived[group])[needs.start : needs.stop]
         return np.flatnonzero(still) + needs.start
-
-    def _points(self, hits: Sequence[Bools]) -> RestorePoints:
-        return restore_points(self._groups, hits, block_tokens=self._block_tokens, prompt_tokens=self._prompt_tokens)
 
 
 def hoped(group: Group, local: bytes, nominated: bytes, *, doubtful: bool) -> Bools:

@@ -59,6 +59,7 @@ async def store(cluster: LocalCluster, node: str, part: Namespace, positions: li
 
 async def looked_up(cluster: LocalCluster, **options: Any) -> StateLookup:
     """By every client there is: all agree."""
+    options["deadline_s"] = 10.0
     async with DirectoryClient(cluster.coordinator_address) as client:
         awaited = await lookup_state_async(client, HYBRID, PROMPT, **options)
 
@@ -210,3 +211,14 @@ async def test_everything_is_recomputed_when_there_is_no_agent(pair: LocalCluste
         reader.close()
 
     await asyncio.to_thread(work)
+
+
+async def test_callers_own_mistakes_are_raised_and_failures_are_reasons(pair: LocalCluster) -> None:
+    async with DirectoryClient(pair.coordinator_address) as client:
+        with pytest.raises(InvalidInput, match="2 lists of fingerprints for 3 state groups"):
+            await lookup_state_async(client, HYBRID, [PROMPT, PROMPT])
+    await pair.stop_coordinator()
+    async with DirectoryClient("127.0.0.1:1") as client:
+        found = await lookup_state_async(client, HYBRID, PROMPT, deadline_s=0.5)
+    assert found.points.best_tokens == 0
+    assert found.reasons

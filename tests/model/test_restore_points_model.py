@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvdir.core.restore_points import restore_points
+from kvdir.core.restore_points import RestorePoints, restore_points
 
 KINDS = ("full", "mla", "index", "sliding_window", "recurrent", "draft")
 
@@ -25,6 +27,16 @@ class Case:
     groups: tuple[Group, ...]
     hits: tuple[bytes, ...]
     prompt_tokens: int | None
+    can_trim: bool
+
+    def found(self, hits: Sequence[Any] | None = None) -> RestorePoints:
+        return restore_points(
+            self.groups,
+            self.hits if hits is None else hits,
+            block_tokens=BLOCK_TOKENS,
+            prompt_tokens=self.prompt_tokens,
+            can_trim=self.can_trim,
+        )
 
 
 @st.composite
@@ -35,7 +47,7 @@ def cases(draw: st.DrawFn) -> Case:
         groups.append(Group(kind, window_tokens, draw(st.sampled_from((0, 0, 1, 2, 4, 6)))))
         likely = draw(st.sampled_from((2, 9)))
         hits.append(bytes(draw(st.lists(st.integers(0, likely).map(bool), max_size=14))))
-    return Case(tuple(groups), tuple(hits), draw(st.none() | st.integers(0, 40)))
+    return Case(tuple(groups), tuple(hits), draw(st.none() | st.integers(0, 40)), draw(st.booleans()))
 
 
 BLOCK_TOKENS = 4
@@ -78,12 +90,13 @@ def legal(case: Case) -> list[int]:
         for tokens in range(1, end + 1)
         if all(holds(group, hits, tokens_needed(group, tokens, case.prompt_tokens)) for group, hits in required)
         and all(tokens <= size(group) * len(hits) for group, hits in required)
+        and (case.can_trim or tokens != case.prompt_tokens)
     ]
 
 
 @given(cases())
 def test_points_are_exactly_those_at_which_the_next_token_finds_all_that_it_looks_at(case: Case) -> None:
-    found = restore_points(case.groups, case.hits, block_tokens=BLOCK_TOKENS, prompt_tokens=case.prompt_tokens)
+    found = case.found()
     expected = legal(case)
     assert found.points.tolist() == expected
     assert found.best_tokens == max(expected, default=0)
@@ -91,7 +104,7 @@ def test_points_are_exactly_those_at_which_the_next_token_finds_all_that_it_look
 
 @given(cases())
 def test_blocks_named_as_needed_suffice_and_none_is_superfluous(case: Case) -> None:
-    found = restore_points(case.groups, case.hits, block_tokens=BLOCK_TOKENS, prompt_tokens=case.prompt_tokens)
+    found = case.found()
     optional = {at for at, group in enumerate(case.groups) if group.kind == "draft"}
     optional = set() if len(optional) == len(case.groups) else optional
     for tokens in found.points.tolist():
@@ -99,30 +112,30 @@ def test_blocks_named_as_needed_suffice_and_none_is_superfluous(case: Case) -> N
         for at, held in enumerate(only):
             if at not in optional:
                 held[list(found.needs(at, tokens))] = True
-        again = restore_points(case.groups, only, block_tokens=BLOCK_TOKENS, prompt_tokens=case.prompt_tokens)
+        again = case.found(only)
         assert tokens in again.points.tolist()
         for at, held in enumerate(only):
             for position in np.flatnonzero(held).tolist():
                 held[position] = False
-                fewer = restore_points(case.groups, only, block_tokens=BLOCK_TOKENS, prompt_tokens=case.prompt_tokens)
+                fewer = case.found(only)
                 assert tokens not in fewer.points.tolist(), f"group {at} does not need block {position} at {tokens}"
                 held[position] = True
 
 
 @given(cases(), st.data())
 def test_more_blocks_never_cost_a_point(case: Case, data: st.DataObject) -> None:
-    found = restore_points(case.groups, case.hits, block_tokens=BLOCK_TOKENS, prompt_tokens=case.prompt_tokens)
+    found = case.found()
     more = [bytes(one | data.draw(st.booleans()) for one in hits) for hits in case.hits]
-    again = restore_points(case.groups, more, block_tokens=BLOCK_TOKENS, prompt_tokens=case.prompt_tokens)
+    again = case.found(more)
     assert set(found.points.tolist()) <= set(again.points.tolist())
 
 
 @given(cases())
 def test_report_says_what_is_there_and_how_far_each_group_alone_would_reach(case: Case) -> None:
-    found = restore_points(case.groups, case.hits, block_tokens=BLOCK_TOKENS, prompt_tokens=case.prompt_tokens)
+    found = case.found()
     for group, hits, report in zip(case.groups, case.hits, found.partial, strict=True):
         seen = hits if case.prompt_tokens is None else hits[: case.prompt_tokens // size(group)]
-        alone = restore_points([group], [hits], block_tokens=BLOCK_TOKENS, prompt_tokens=case.prompt_tokens)
+        alone = replace(case, groups=(group,), hits=(hits,)).found()
         assert report.held_blocks == sum(seen)
         assert report.prefix_tokens == size(group) * (seen.index(0) if 0 in seen else len(seen))
         assert report.reach_tokens == alone.best_tokens

@@ -65,6 +65,7 @@ def test_whole_prompt_is_restored_and_its_last_token_computed_when_all_is_attent
     points = restore_points([FULL], [hits("xxxx")], block_tokens=4, prompt_tokens=16)
     assert (points.best_tokens, points.computed_tokens) == (16, 15)
     assert restore_points([FULL], [hits("xxxx")], block_tokens=4, prompt_tokens=15).best_tokens == 12
+    assert restore_points([FULL], [hits("xxxx")], block_tokens=4, prompt_tokens=16, can_trim=False).best_tokens == 12
 
 
 def test_window_reaches_one_token_further_back_when_the_whole_prompt_is_restored() -> None:
