@@ -13,14 +13,23 @@ place: SGLang owns those slots for the transfer and drops the ones that failed. 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import numpy as np
 
-SCRATCH_BYTES = 64 << 20
-"""Most that pages of several runs take while they are copied."""
+Array = np.ndarray[Any, Any]
+
+SCRATCH_BYTES = 32 << 20
+"""Most that pages of several runs take at a time while they are copied. Kept for the next copy, since new memory costs more
+than the copy: the system zeroes it page by page.
+"""
+
+KEPT = 2
+"""Scratch memories that are kept: HiCache stores from one thread and loads from another."""
 
 MAX_PAGES = 4096
 """Of one store or load; more go one after the other."""
@@ -33,14 +42,14 @@ class Pages(Protocol):
     form: str
     at_once: int
 
-    def outgoing(self, starts: Sequence[int]) -> Any:
-        """What `Engine.store` takes: the bytes of these pages, at most at_once of them. Keep it until the store has ended."""
+    def outgoing(self, starts: Sequence[int]) -> AbstractContextManager[Any]:
+        """Around `Engine.store`, which takes what this gives: the bytes of these pages, at most at_once of them."""
 
-    def incoming(self, starts: Sequence[int]) -> Any:
-        """What `Engine.load` writes into."""
+    def incoming(self, starts: Sequence[int]) -> AbstractContextManager[Any]:
+        """Around `Engine.load`, which writes into what this gives, and `arrived`."""
 
     def arrived(self, starts: Sequence[int], into: Any, hits: Sequence[int]) -> None:
-        """After a load into `incoming`: puts the pages at these positions where they belong."""
+        """After the load, within `incoming`: puts the pages at these positions where they belong."""
 
 
 class _Slots(list[int]):
@@ -61,25 +70,38 @@ class RunPages:
         self._page_size = int(pool.page_size or 1)
         ((self._lengths, _),) = self._runs([0])
         self.page_bytes = sum(self._lengths)
+        self._scratch: list[Array] = []
         self.at_once = MAX_PAGES if self._whole else min(MAX_PAGES, max(1, SCRATCH_BYTES // self.page_bytes))
 
     @property
     def _whole(self) -> bool:
         return len(self._lengths) == 1
 
-    def outgoing(self, starts: Sequence[int]) -> Any:
-        if self._whole:
-            return self._in_place(starts)
-        scratch = np.empty((len(starts), self.page_bytes), np.uint8)
-        for position, (lengths, addresses) in enumerate(self._checked(starts)):
-            at = scratch[position].ctypes.data
-            for length, address in zip(lengths, addresses, strict=True):
-                ctypes.memmove(at, address, length)
-                at += length
-        return scratch
+    @contextlib.contextmanager
+    def outgoing(self, starts: Sequence[int]) -> Iterator[Any]:
+        with self.incoming(starts) as memory:
+            if not self._whole:
+                for page, (lengths, addresses) in zip(memory, self._checked(starts), strict=True):
+                    at = page.ctypes.data
+                    for length, address in zip(lengths, addresses, strict=True):
+                        ctypes.memmove(at, address, length)
+                        at += length
+            yield memory
 
-    def incoming(self, starts: Sequence[int]) -> Any:
-        return self._in_place(starts) if self._whole else np.empty((len(starts), self.page_bytes), np.uint8)
+    @contextlib.contextmanager
+    def incoming(self, starts: Sequence[int]) -> Iterator[Any]:
+        if self._whole:
+            yield self._in_place(starts)
+            return
+        try:
+            scratch = self._scratch.pop()
+        except IndexError:  # both are in use, or this is the first
+            scratch = np.empty((self.at_once, self.page_bytes), np.uint8)
+        try:
+            yield scratch[: len(starts)]
+        finally:
+            if len(self._scratch) < KEPT:
+                self._scratch.append(scratch)
 
     def arrived(self, starts: Sequence[int], into: Any, hits: Sequence[int]) -> None:
         if self._whole:
@@ -128,11 +150,13 @@ class FlatPages:
         self.page_bytes = size_of(pool.get_dummy_flat_data_page())
         self.at_once = min(MAX_PAGES, max(1, SCRATCH_BYTES // self.page_bytes))
 
-    def outgoing(self, starts: Sequence[int]) -> Any:
-        return [self._pool.get_data_page(start, flat=True) for start in starts]
+    @contextlib.contextmanager
+    def outgoing(self, starts: Sequence[int]) -> Iterator[Any]:
+        yield [self._pool.get_data_page(start, flat=True) for start in starts]
 
-    def incoming(self, starts: Sequence[int]) -> Any:
-        return [self._pool.get_dummy_flat_data_page() for _ in starts]
+    @contextlib.contextmanager
+    def incoming(self, starts: Sequence[int]) -> Iterator[Any]:
+        yield [self._pool.get_dummy_flat_data_page() for _ in starts]
 
     def arrived(self, starts: Sequence[int], into: Any, hits: Sequence[int]) -> None:
         for hit in hits:

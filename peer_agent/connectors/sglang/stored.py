@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 import peer_agent
 from kvdir.errors import InvalidInput, KvdirError
 from kvdir.fingerprint import Fingerprints
@@ -83,7 +85,8 @@ class StoredPool:
             result = self.engine.lookup(asked, deadline_s=max(until_s - time.monotonic(), 0.001))
             if result.reason:
                 self._say(result.reason)
-            found = bytes(map(bool, map(int.__or__, result.local, result.nominated)))
+            here, there = np.frombuffer(result.local, np.uint8), np.frombuffer(result.nominated, np.uint8)
+            found = ((here | there) != 0).tobytes()
             out[at : at + len(found)] = found
             if (prefix and leading(found) < len(found)) or time.monotonic() >= until_s:
                 break
@@ -93,7 +96,8 @@ class StoredPool:
         """starts: first token slot of each page in the host pool."""
 
         def some(at: int, end: int, left_s: float) -> list[bool]:
-            return self._put(fingerprints_of(keys[at:end]), self.pages.outgoing(starts[at:end]), left_s)
+            with self.pages.outgoing(starts[at:end]) as blocks:
+                return self._put(fingerprints_of(keys[at:end]), blocks, left_s)
 
         return self._in_turns(len(keys), some)
 
@@ -101,9 +105,9 @@ class StoredPool:
         """Into these pages of the host pool."""
 
         def some(at: int, end: int, left_s: float) -> list[bool]:
-            into = self.pages.incoming(starts[at:end])
-            got = self._get(fingerprints_of(keys[at:end]), into, left_s)
-            self.pages.arrived(starts[at:end], into, [position for position, hit in enumerate(got) if hit])
+            with self.pages.incoming(starts[at:end]) as into:
+                got = self._get(fingerprints_of(keys[at:end]), into, left_s)
+                self.pages.arrived(starts[at:end], into, [position for position, hit in enumerate(got) if hit])
             return got
 
         return self._in_turns(len(keys), some)
