@@ -65,15 +65,18 @@ def show(findings: Sequence[Finding], *, output: str) -> None:
     emit(document, lambda: _view(shown), output=output)
     faults = [item for item in shown if item.verdict is Verdict.FAULT]
     if faults:
-        raise CommandFailed(f"{len(faults)} faults: {', '.join(dict.fromkeys(item.check for item in faults))}", slug="faults")
+        checks = dict.fromkeys(item.check for item in faults)
+        raise CommandFailed(f"faults found: {len(faults)} ({', '.join(checks)})", slug="faults")
 
 
 def _view(findings: Iterable[Finding]) -> object:
-    rows = [
-        (item.verdict.value, item.check, item.subject, item.seen, f"{item.meaning}. {item.fix}" if item.fix else "")
-        for item in findings
-    ]
+    rows = [(item.verdict.value, item.check, item.subject, item.seen, _advice(item)) for item in findings]
     return table(["", "check", "about", "seen", "what it means, and the fix"], rows)
+
+
+def _advice(finding: Finding) -> str:
+    """Two sentences, or nothing."""
+    return " ".join(f"{text[0].upper()}{text[1:]}." for text in (finding.meaning, finding.fix) if text)
 
 
 # -- gathering -------------------------------------------------------------------------------------------------------------

@@ -22,8 +22,8 @@ MAX_FINDINGS = 20
 
 _FIXES = {
     "hash_seed": (
-        "give every engine of this model the same seed: for vLLM the same PYTHONHASHSEED in each server's environment (or "
-        "--prefix-caching-hash-algo sha256_cbor with one seed), then `hash_seed` of the namespace to that"
+        "give every engine of this model the same seed: for vLLM the same PYTHONHASHSEED in each server's environment, or in "
+        "none; then say that seed as `hash_seed` of the namespace (builtin: none is set)"
     ),
     "hash_scheme": "give every engine the same hash algorithm (vLLM: --prefix-caching-hash-algo), and say it as hash_scheme",
     "block_tokens": "start every engine with the same block or page size (vLLM: --block-size, SGLang: --page-size)",
@@ -47,11 +47,9 @@ def check_namespaces(announced: Mapping[str, Sequence[Namespace]]) -> list[Findi
     for (model, only_told), by_stream in sorted(served.items()):
         found += _strangers(model, by_stream, only_told=only_told)
     found += _beside_engines(announced)
-    shared = sum(len(by_stream) > 1 for by_stream in served.values())
-    models = len({model for model, _ in served})
-    for check in ("namespaces", "hash seed", "block size"):
-        if not any(item.check == check for item in found):
-            found.append(in_order(check, f"{models} models, {shared} of them at more than one place, and alike there"))
+    compared = f"models: {len({model for model, _ in served})}; no difference of this kind"
+    checks = ("namespaces", "hash seed", "block size")
+    found += [in_order(check, compared) for check in checks if not any(item.check == check for item in found)]
     return found[:MAX_FINDINGS]
 
 
