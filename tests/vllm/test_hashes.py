@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
+import peer_agent
 from kvdir.hashing import explain_mismatch, fingerprints, probe, vllm_extra
 from tests.vllm.engines import BLOCK_TOKENS, Engine, shared_prompts
+from tests.vllm.nodes import Nodes, wait_for
+from tests.vllm.world import tier
 
 WAYS = [
     (algorithm, seed)
@@ -138,3 +141,25 @@ def test_probe_of_an_engine_names_its_algorithm_and_seed(seed_of_the_process: An
     assert seen == probe("vllm:sha256", "42", 16)
     words = explain_mismatch(seen, scheme="vllm:sha256_cbor", seed="builtin", block_tokens=16)
     assert 'hash_scheme = "vllm:sha256", hash_seed = "42"' in words
+
+
+def test_blocks_of_the_tier_are_found_by_tokens_when_each_is_two_blocks_of_the_engine(tiny_llama: Path, shared_memory: Path):
+    """A router that has only tokens, and the namespace from the directory, names the blocks that the tier stored."""
+    nodes = Nodes(shared_memory)
+    try:
+        nodes.start_coordinator()
+        nodes.start_agent("chunks")
+        way = tier(nodes.engine("chunks"))
+        way["kv_connector_extra_config"]["blocks_per_chunk"] = 2
+        engine = Engine(tiny_llama, connector=way, prefix_caching_hash_algo="sha256_cbor")
+        prompt = shared_prompts(2)[1]
+        engine.generate(prompt)
+        (namespace,) = engine.connector.scheduler.manager.secondary_tiers[0].namespaces.values()
+        wait_for(lambda: nodes.held_blocks("chunks") == len(prompt) // 64, "all blocks stored")
+        engine.close()
+        assert (namespace.hash_scheme, namespace.block_tokens) == (f"vllm:sha256_cbor@{BLOCK_TOKENS}", 2 * BLOCK_TOKENS)
+        found = fingerprints(prompt, scheme=namespace.hash_scheme, block_tokens=namespace.block_tokens)
+        with peer_agent.connect(nodes.engine("chunks"), namespace=namespace) as other:
+            assert other.lookup(found).local == b"\1" * len(found)
+    finally:
+        nodes.close()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -207,19 +208,23 @@ def _namespaces(config: OffloadingConfig, identity: Identity, *, rows: str, row_
         sizes = (parallel.tp_size, parallel.pp_size, parallel.pcp_size, parallel.dcp_size, int(config.replicated_layout))
         order = "ranks=" + ".".join(map(str, sizes))
     digest = hashlib.blake2b(rows.encode(), digest_size=8, person=b"kvdir-rows").hexdigest()
-    chunk = config.cache.blocks_per_chunk
+    chunk, every = config.cache.blocks_per_chunk, config.cache.tokens_per_hash
+    block_tokens = {group.group_id: group.tokens_per_block * chunk for group in config.groups}
+    if set(block_tokens.values()) != {every}:
+        identity = replace(identity, hash_scheme=f"{identity.hash_scheme}@{every}")
     whole = identity.namespace(
         form=f"vllm-row:{config.kv_cache_layout}:{order}:blocks={chunk}:{digest}",
-        block_tokens={group.group_id: group.tokens_per_block * chunk for group in config.groups},
+        block_tokens=block_tokens,
         block_bytes={group.group_id: row_bytes for group in config.groups},
     )
     return identity.parts(whole)
 
 
 def _probe(config: OffloadingConfig, identity: Identity, namespace: Namespace) -> bytes:
-    """vLLM's own hash of the tokens 1, 2, ... block_tokens; b"" where a block is named by a chain of several hashes."""
-    if namespace.block_tokens != config.cache.tokens_per_hash:
-        return b""
+    """vLLM's own hash of the tokens 1, 2, ... block_tokens: the last one of their chain."""
     function = get_hash_fn_by_name(identity.hash_scheme.removeprefix("vllm:"))
     init_none_hash(function)  # the engine does so itself, after it has made its connector
-    return bytes(hash_block_tokens(function, None, range(1, namespace.block_tokens + 1)))
+    every, last = config.cache.tokens_per_hash, b""
+    for start in range(1, namespace.block_tokens + 1, every):
+        last = bytes(hash_block_tokens(function, last, range(start, start + every)))
+    return last
