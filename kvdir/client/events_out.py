@@ -120,6 +120,7 @@ class EventsOut:
             for name, source in list(self._sources.items()):
                 while self._take(name, source):
                     sent = await self._send(publisher, sent)
+                    await asyncio.sleep(0)  # sending alone does not yield, and a burst must not hold up the loop
             sent = await self._send(publisher, sent)
 
     def _take(self, name: str, source: _Source) -> bool:

@@ -19,6 +19,7 @@ find no room while waiting are a hole again. Sources: facts of vLLM 0.32 and SGL
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from dataclasses import dataclass
 
 from kvdir.engines.effects import AskReplay, CursorEffect, Deliver, Doubt, Lost, NewLife
@@ -27,6 +28,8 @@ from kvdir.engines.wire import END_SEQ
 MAX_ASKS = 3
 """Replays of one hole without progress before it is lost; probes without an answer before that is a doubt."""
 MAX_AHEAD = 65_536
+FLAP_LIVES, FLAP_S = 4, 10.0
+"""So many lives in so short a time are not one engine that restarts."""
 LONG_REPLAY_BATCHES = 256
 """A replay that brought so many may have lost its end (vLLM's ROUTER drops above 1,000, silently): ask once more."""
 
@@ -69,6 +72,8 @@ class EngineCursor:
         self._said = ""
         self._effects: list[CursorEffect] = []
         self._ring_seen = False
+        self._births: deque[float] = deque(maxlen=FLAP_LIVES)
+        self._flaps = False
         self.lives = 0
         self.duplicates = 0
         self.lost_batches = 0
@@ -96,6 +101,8 @@ class EngineCursor:
     @property
     def doubt(self) -> str:
         """Why what was delivered may not be all that the engine said; empty if it is."""
+        if self._flaps:
+            return f"the engine began anew {FLAP_LIVES} times within {FLAP_S:g} s: do two engines publish to this endpoint?"
         if self._lost:
             return self._lost
         if not self._joined:
@@ -114,9 +121,12 @@ class EngineCursor:
     @property
     def wake_s(self) -> float | None:
         """When `tick` has something to do; None: only when something comes in."""
+        due = [self._births[-1] + FLAP_S] if self._flaps else []
         if self._asking is not None:
-            return self._asking.deadline_s
-        return self._heard_s + self._probe_s if self._replay else None
+            due.append(self._asking.deadline_s)
+        elif self._replay:
+            due.append(self._heard_s + self._probe_s)
+        return min(due, default=None)
 
     def start(self, now_s: float) -> list[CursorEffect]:
         """Connected for the first time."""
@@ -142,7 +152,7 @@ class EngineCursor:
             if seq == self._last_live and payload == self._last_live_payload:
                 self.duplicates += 1
             else:
-                self._new_life(f"numbers began again: {seq} came after {self._last_live}")
+                self._new_life(f"numbers began again: {seq} came after {self._last_live}", now_s)
                 self._follow(seq, payload, now_s)
         elif seq < self.next_seq:
             self._check_ahead(seq, payload, now_s)
@@ -174,6 +184,7 @@ class EngineCursor:
 
     def tick(self, now_s: float) -> list[CursorEffect]:
         """Deadlines and probes. Call it no later than `wake_s`."""
+        self._flaps = self._flaps and now_s < self._births[-1] + FLAP_S
         if self._asking is not None and now_s >= self._asking.deadline_s:
             self._expired(now_s)
         if self._asking is None and self._replay and now_s >= self._heard_s + self._probe_s:
@@ -215,7 +226,7 @@ class EngineCursor:
         """A live batch of which the replay was quicker: the same, unless this is another life."""
         known = self._ahead.pop(seq, None)
         if known is not None and known != _digest(payload):
-            self._new_life(f"number {seq} came with other content than before")
+            self._new_life(f"number {seq} came with other content than before", now_s)
             self._follow(seq, payload, now_s)
             return
         self.duplicates += 1
@@ -225,10 +236,10 @@ class EngineCursor:
         """Compares the anchor, and sees where the engine's ring begins. Whether the answer is to be taken as a batch."""
         self._empty = 0
         if asking.survey:
-            self._began_anew(asking)
+            self._began_anew(asking, now_s)
         if asking.anchor is not None and seq == asking.anchor:
             if payload != asking.anchor_payload:
-                self._new_life(f"number {seq} was replayed with other content than before")
+                self._new_life(f"number {seq} was replayed with other content than before", now_s)
                 self._ask(now_s)
                 return False
             self._suspect = False
@@ -277,9 +288,9 @@ class EngineCursor:
         if self._held:
             self._ask(now_s)
 
-    def _began_anew(self, asking: _Asking) -> None:
+    def _began_anew(self, asking: _Asking, now_s: float) -> None:
         """A survey is answered after the anchor was not known twice: all that the engine has is older, so of a new life."""
-        self._new_life(f"the engine's replay does not know number {asking.next_seq - 1}, but older ones")
+        self._new_life(f"the engine's replay does not know number {asking.next_seq - 1}, but older ones", now_s)
         self._asking, asking.next_seq = asking, 0
 
     def _nothing_there(self, asking: _Asking, now_s: float) -> bool:
@@ -290,7 +301,7 @@ class EngineCursor:
             return True
         self._empty = 0
         if self._ring_seen:  # in one life the ring never becomes empty again
-            self._new_life("the engine's replay became empty")
+            self._new_life("the engine's replay became empty", now_s)
         else:
             self._lose("the engine's replay is empty though it said something, no loss can be seen: set buffer_steps above 0")
         return False
@@ -326,8 +337,10 @@ class EngineCursor:
         )
         self._effects.append(AskReplay(self._request_id, first_seq))
 
-    def _new_life(self, reason: str) -> None:
+    def _new_life(self, reason: str, now_s: float) -> None:
         self._begin_life()
+        self._births.append(now_s)
+        self._flaps = len(self._births) == FLAP_LIVES and now_s - self._births[0] < FLAP_S
         self._effects.append(NewLife(reason))
 
     def _deliver(self, seq: int, payload: bytes) -> None:

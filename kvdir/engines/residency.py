@@ -196,7 +196,7 @@ class Residency:
     def _clear(self, event: Cleared) -> str:
         """Returns a reason for doubt, if there is one."""
         self._flush()
-        others = any(blocks for (_, tier), blocks in self._totals.items() if tier is not Tier.GPU)
+        others = any(tier is not Tier.GPU for tier, _, _ in self._shelves)
         for (tier, _, _), shelf in self._shelves.items():
             if event.tier in (None, tier):
                 self._kept -= len(shelf.blocks)

@@ -173,3 +173,15 @@ def test_waiting_batches_are_bounded_when_a_hole_lasts() -> None:
     for seq in range(1, 1000):
         cursor.live(seq, b"x" * 20, 0.0)
     assert cursor.held_batches == 5
+
+
+def test_two_engines_are_suspected_when_lives_begin_again_and_again() -> None:
+    cursor = EngineCursor(replay=False)
+    cursor.start(0.0)
+    for seq in range(5):
+        for engine in (b"a", b"b"):
+            cursor.live(seq, engine, 1.0)
+    assert "two engines" in cursor.doubt
+    assert cursor.wake_s == 11.0
+    cursor.tick(11.0)
+    assert "two engines" not in cursor.doubt

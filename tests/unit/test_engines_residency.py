@@ -120,6 +120,7 @@ def test_every_tier_is_emptied_when_the_engine_clears() -> None:
     assert applied.cleared
     assert "without saying which tiers" in applied.doubt
     assert held(it) == {}
+    assert tell(it, Cleared()).doubt  # of what the other tier may hold still, nobody told us
 
 
 def test_only_its_tier_is_emptied_when_a_clearing_names_one() -> None:
