@@ -245,3 +245,22 @@ def flip_a_payload(arena: Path, block: bytes) -> int:
             file.write(bytes([content[at + 5] ^ 1]))
             found, at = found + 1, content.find(block, at + 1)
     return found
+
+
+async def test_idle_step_waits_for_a_job_and_not_for_nothing(bench: Bench):
+    half = bench.half(groups=1)
+    began_s = time.monotonic()
+    for _ in range(100):
+        half.await_news()
+    assert time.monotonic() - began_s < 1, "nothing was under way"
+    half.start_saves(StepPlan(saves=(SaveJob(1, (Blocks(0, bench.names(2), (1, 2)),)),)), ready=HostEvent())
+
+    def steps() -> int:
+        for number in range(10_000):
+            half.await_news()
+            if half.report().saved:
+                return number
+        return 10_000
+
+    assert await asyncio.to_thread(steps) < 2_000
+    await asyncio.to_thread(half.close)

@@ -165,13 +165,24 @@ def test_second_request_waits_when_the_first_is_loading_the_same_blocks():
     assert bench.half.matched("b", names, tokens=200, computed=4 * BLOCK) == 0
 
 
-def test_second_request_loads_for_itself_when_the_first_takes_too_long():
+def test_second_request_computes_when_the_first_takes_too_long():
     bench, names = Bench(twin_wait_s=0.5), hashes(4)
     bench.cluster.held[0] = set(names)
     bench.load("a", names, tokens=200)
     assert bench.half.matched("b", names, tokens=200, computed=0) is None
     bench.clock.advance(0.6)
-    assert bench.half.matched("b", names, tokens=200, computed=0) == 4 * BLOCK
+    assert bench.half.matched("b", names, tokens=200, computed=0) == 0
+
+
+def test_second_request_computes_when_the_load_it_waited_for_has_failed():
+    bench, names = Bench(), hashes(4)
+    bench.cluster.held[0] = set(names)
+    bench.load("a", names, tokens=200)
+    assert bench.half.matched("b", names, tokens=200, computed=0) is None
+    bench.half.ended(StepReport(failed={"a"}), loaded=())  # one worker of several
+    bench.half.ended(StepReport(), loaded=["a"])
+    assert bench.half.matched("b", names, tokens=200, computed=0) == 0
+    assert bench.half.matched("c", names, tokens=200, computed=0) == 4 * BLOCK
 
 
 def test_full_blocks_are_held_until_every_worker_has_saved_them():

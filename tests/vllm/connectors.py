@@ -44,7 +44,12 @@ def forget(engine: Engine) -> None:
 
 
 def reader_of(world: World, *more: str, model: Path | None = None, **options: Any) -> Engine:
-    """As world.reader, once the node's replica is there. options: of the engine, and `settings` of kvdir."""
+    """An engine on a new node that holds nothing, once its replica is there; the readers before it are gone.
+
+    options: of the engine, and `settings` of kvdir.
+    """
+    while world.readers:
+        world.nodes.children.pop(world.readers.pop()).end()
     node = f"reader-{next(_numbers)}"
     world.nodes.start_agent(node, *more)
     world.readers.append(node)

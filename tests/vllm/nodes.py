@@ -115,6 +115,7 @@ class Nodes:
         for line in process.stdout:
             with contextlib.suppress(ValueError):
                 child.ready = json.loads(line)
+                assert child.ready.get("event") == "ready", f"{name} did not start: {line}"
                 return child
         raise AssertionError(f"{name} did not start: {(self.directory / f'{name}.log').read_text()[-2000:]}")
 

@@ -6,8 +6,8 @@ Rules:
 - An offer is a legal restore point of all groups (kvdir/core/restore_points.py) and never covers the last token: the engine
   computes that one to have something to sample from.
 - A request whose load failed once is offered nothing more: it recomputes, and cannot go round in circles.
-- Of requests with the same prefix one loads; the others wait for it, bounded, and then find the blocks in the engine's own
-  prefix cache.
+- Of requests with the same prefix one loads; the others wait for it and then find the blocks in the engine's own prefix cache.
+  What the load did not bring, or not in time, they compute: nobody waits for two loads.
 - Blocks that are being saved are held (a reference in the engine's block pool), so neither preemption nor a sliding window nor
   the end of the request lets them be overwritten meanwhile; at most `held_most` at once, beyond that blocks go unsaved.
 - Nothing grows without bound: what is known of a request ends with it, offers are remembered for two short periods.
@@ -43,6 +43,7 @@ OFFER_AGAIN_S = 30.0
 """A block that was saved is offered to the agent again after this or twice this, in case it was evicted."""
 
 OFFERED_MOST = 1 << 18
+FREES_SOON_S = 0.05
 PAUSE_S = 1.0
 """Without loads after one that nobody answered."""
 
@@ -68,12 +69,14 @@ class _Offer:
 
 @dataclass(slots=True)
 class _Known:
-    """A request as this half knows it. saved: blocks of each group that were offered for saving or need not be."""
+    """A request as this half knows it. saved: blocks of each group that were offered for saving or need not be. waits_for: the
+    request that loads what this one lacks, waits_until_s: and how long. failed: it computes whatever it still lacks.
+    """
 
     saved: list[int]
     offer: _Offer | None = None
-    asked_s: float = -1.0
-    waits_since_s: float = -1.0
+    waits_for: str = ""
+    waits_until_s: float = 0.0
     failed: bool = False
 
 
@@ -108,7 +111,6 @@ class Options:
     workers: int = 1
     held_most: int = 1024
     twin_wait_s: float = 1.0
-    drain_s: float = 0.25
 
 
 class SchedulerHalf:
@@ -134,7 +136,7 @@ class SchedulerHalf:
         self._options = options or Options()
         self._requests: dict[str, _Known] = {}
         self._loading: dict[str, LoadJob] = {}
-        self._loading_names: dict[bytes, int] = {}
+        self._loaders: dict[bytes, str] = {}
         self._starting: list[LoadJob] = []
         self._held: dict[int, _Held] = {}
         self._held_blocks = 0
@@ -152,9 +154,11 @@ class SchedulerHalf:
         limit = (tokens - 1) // self._block_tokens * self._block_tokens
         if self._closed_to(known, now_s) or computed % self._block_tokens or limit <= computed:
             return 0
-        if self._wait_for_twin(known, hashes, computed, now_s):
+        if self._loaders and self._waits(known, hashes, computed, now_s):
             self.figures.deferred += 1
             return None
+        if known.failed:
+            return 0
         offer = known.offer
         if offer is None or offer.computed != computed or offer.until_s <= now_s:
             found = self._find(request_id, hashes, computed=computed, limit=limit)
@@ -182,8 +186,8 @@ class SchedulerHalf:
                 groups.append(taken)
         job = LoadJob(request_id, tuple(groups))
         self._loading[request_id] = job
-        for name in _names(job):
-            self._loading_names[name] = self._loading_names.get(name, 0) + 1
+        for blocks in groups:
+            self._loaders.update((name, request_id) for name in blocks.fingerprints)
         self._starting.append(job)
         self.figures.hit_tokens += external_tokens
 
@@ -221,24 +225,25 @@ class SchedulerHalf:
                 self._held_blocks += len(taken)
         return self._held_job(groups) if groups else None
 
-    def plan(self, saves: Sequence[SaveJob]) -> StepPlan:
-        """What this step tells the workers."""
+    def plan(self, saves: Sequence[SaveJob], *, idle: bool = False) -> StepPlan:
+        """What this step tells the workers. idle: it computes nothing."""
         loads, self._starting = tuple(self._starting), []
-        return StepPlan(loads, tuple(saves))
+        return StepPlan(loads, tuple(saves), idle)
 
     # what became of it
 
     def ended(self, report: StepReport | None, *, loaded: Sequence[str]) -> None:
         """What the workers say: `loaded` are requests whose load has ended in all of them, well or not."""
-        for request_id in loaded:
-            job = self._loading.pop(request_id, None)
-            if job is not None:
-                self._end_load(job, failed=report is not None and request_id in report.failed)
-        if report is None:
-            return
-        for request_id in report.failed:
+        for request_id in report.failed if report is not None else ():
             if request_id in self._requests:
                 self._requests[request_id] = _Known([0] * len(self._groups), failed=True)
+            for known in self._requests.values():
+                known.failed |= known.waits_for == request_id
+        for request_id in loaded:
+            if (job := self._loading.pop(request_id, None)) is not None:
+                self._end_load(job)
+        if report is None:
+            return
         if report.silent:
             self._paused_until_s = self._clock_s() + PAUSE_S
         for number, workers in report.saved.items():
@@ -256,9 +261,14 @@ class SchedulerHalf:
 
     @property
     def busy(self) -> bool:
-        """Whether the engine should go on stepping only to hear of saves: for a moment after they began."""
+        """Whether the engine should go on stepping, only to hear of saves and give their blocks back."""
+        return bool(self._held)
+
+    @property
+    def frees_soon(self) -> bool:
+        """Whether waiting for saves is better than preempting a request: only while they have just begun."""
         now_s = self._clock_s()
-        return any(now_s - held.since_s < self._options.drain_s for held in self._held.values())
+        return any(now_s - held.since_s < FREES_SOON_S for held in self._held.values())
 
     @property
     def held_blocks(self) -> int:
@@ -272,18 +282,19 @@ class SchedulerHalf:
     def _closed_to(self, known: _Known, now_s: float) -> bool:
         return self._stopped or not self._options.loads or known.failed or now_s < self._paused_until_s
 
-    def _wait_for_twin(self, known: _Known, hashes: Sequence[bytes], computed: int, now_s: float) -> bool:
-        """Whether another request is loading what this one lacks first, and not for too long already."""
-        if not self._loading_names:
-            return False
-        at = [computed // group.block_tokens for group in self._groups]
-        lacks = [name for group, first in zip(self._groups, at, strict=True) for name in group.names(hashes, first, first + 1)]
-        if not any(name in self._loading_names for name in lacks):
-            known.waits_since_s = -1.0
-            return False
-        if known.waits_since_s < 0:
-            known.waits_since_s = now_s
-        return now_s - known.waits_since_s < self._options.twin_wait_s
+    def _waits(self, known: _Known, hashes: Sequence[bytes], computed: int, now_s: float) -> bool:
+        """Whether another request is loading what this one lacks first. If that takes too long, this one computes."""
+        for group in self._groups:
+            first = computed // group.block_tokens
+            for name in group.names(hashes, first, first + 1):
+                if (loader := self._loaders.get(name)) is None:
+                    continue
+                if loader != known.waits_for:
+                    known.waits_for, known.waits_until_s = loader, now_s + self._options.twin_wait_s
+                known.failed |= now_s >= known.waits_until_s
+                return not known.failed
+        known.waits_for = ""
+        return False
 
     def _find(self, request_id: str, hashes: Sequence[bytes], *, computed: int, limit: int) -> int | None:
         """The largest legal restore point above `computed`, or `computed` itself; None: not known yet."""
@@ -337,18 +348,16 @@ class SchedulerHalf:
         self._held_blocks -= len(held.block_ids)
         self._release(held.block_ids)
 
-    def _end_load(self, job: LoadJob, *, failed: bool) -> None:
-        now_s = self._clock_s()
+    def _end_load(self, job: LoadJob) -> None:
+        now_s, known = self._clock_s(), self._requests.get(job.request_id)
+        failed = known is not None and known.failed
+        self.figures.recomputed += failed
         for blocks in job.groups:
             for name in blocks.fingerprints:
-                key = _key(blocks.group, name)
-                self._loading_names[name] -= 1
-                if not self._loading_names[name]:
-                    del self._loading_names[name]
+                if self._loaders.get(name) == job.request_id:
+                    del self._loaders[name]
                 if not failed:
-                    self._offered.seen(key, now_s)  # what came through the arena is in the arena
-        if failed:
-            self.figures.recomputed += 1
+                    self._offered.seen(_key(blocks.group, name), now_s)  # what came through the arena is in the arena
 
 
 @dataclass(slots=True)
@@ -374,7 +383,3 @@ class Lately:
 
 def _key(group: int, name: bytes) -> bytes:
     return group.to_bytes(2, "big") + name
-
-
-def _names(job: LoadJob) -> list[bytes]:
-    return [name for blocks in job.groups for name in blocks.fingerprints]

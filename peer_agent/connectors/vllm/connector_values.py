@@ -85,8 +85,11 @@ class SaveJob:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
+    """idle: nothing is computed in this step, so it may wait a moment for jobs to end."""
+
     loads: tuple[LoadJob, ...] = ()
     saves: tuple[SaveJob, ...] = ()
+    idle: bool = False
 
 
 @dataclass(slots=True)

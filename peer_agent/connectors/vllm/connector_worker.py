@@ -5,7 +5,8 @@ Rules:
 - A load is reported only when nothing writes to its pages any more, late copies of a device included.
 - A failed load is reported by blocks where the engine can use that (one KV cache group), else by request. Blocks that arrived
   are verified; the rest is recomputed.
-- `start`, `results` and `report` never wait; they are the engine's steps.
+- `start_*`, `results` and `report` never wait: they are the engine's steps. A step with nothing to compute waits a moment for a
+  job to end (`await_news`), instead of being repeated as fast as the processor can.
 Saves and loads have a thread pool each, so that a save never stands before a load that a request waits for.
 """
 
@@ -30,6 +31,7 @@ from peer_agent.memory.device import DevicePool, Event
 
 log = logging.getLogger(__name__)
 
+NEWS_S = 0.002
 IDLE_S = 5.0
 """How long a late copy is waited for at a time; until it has ended, the load is not reported."""
 
@@ -71,7 +73,8 @@ class WorkerHalf:
     def __init__(self, groups: Sequence[Group], *, load_s: float, save_s: float, threads: int = 4) -> None:
         self._groups = groups
         self._load_s, self._save_s = load_s, save_s
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
+        self._jobs = 0  # handed in and not ended
         self._results = Results()
         self._report = StepReport()
         self._loads = ThreadPoolExecutor(threads, thread_name_prefix="kvdir-load")
@@ -82,6 +85,7 @@ class WorkerHalf:
         until_s = time.monotonic() + self._load_s
         for job in plan.loads:
             load = _Load(job.request_id, ready, until_s, missing=len(job.groups))
+            self._begin()
             for blocks in job.groups:
                 self._loads.submit(self._load_group, load, blocks)
 
@@ -89,7 +93,13 @@ class WorkerHalf:
         """ready: done once this step's kernels have filled the pages."""
         until_s = time.monotonic() + self._save_s
         for job in plan.saves:
+            self._begin()
             self._saves.submit(self._save, job, ready, until_s)
+
+    def await_news(self) -> None:
+        """Returns as soon as there is something to report; at once when nothing is under way, and after NEWS_S at most."""
+        with self._lock:
+            self._lock.wait_for(lambda: not self._jobs or self._results.loaded or self._report, NEWS_S)
 
     def results(self) -> Results:
         """Of loads, each once."""
@@ -107,6 +117,15 @@ class WorkerHalf:
         """Waits for the jobs handed in, by their deadlines. Idempotent."""
         self._loads.shutdown(wait=True)
         self._saves.shutdown(wait=True)
+
+    def _begin(self) -> None:
+        with self._lock:
+            self._jobs += 1
+
+    def _ended(self) -> None:
+        """With the lock held."""
+        self._jobs -= 1
+        self._lock.notify_all()
 
     # loads
 
@@ -128,6 +147,7 @@ class WorkerHalf:
 
     def _end(self, load: _Load) -> None:
         """With the lock held, when its last group has ended."""
+        self._ended()
         self._results.loaded.add(load.request_id)
         if not load.bad:
             return
@@ -168,6 +188,7 @@ class WorkerHalf:
         counts["save_us"] += int((time.monotonic() - began_s) * 1e6)
         with self._lock:
             self._report.add(StepReport(saved=Counter({job.number: 1}), counts=counts))
+            self._ended()
 
     def _save_group(self, blocks: Blocks, ready: Event, until_s: float, counts: Counter[str]) -> None:
         group = self._groups[blocks.group]

@@ -205,7 +205,8 @@ class KvdirConnector(KVConnectorBase_V1, SupportsHMA):
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KvdirMetadata:
         assert self._scheduler is not None
-        return KvdirMetadata(self.half.plan(self._scheduler.saves(scheduler_output)))
+        saves = self._scheduler.saves(scheduler_output)
+        return KvdirMetadata(self.half.plan(saves, idle=not scheduler_output.total_num_scheduled_tokens))
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         assert self._scheduler is not None
@@ -227,7 +228,7 @@ class KvdirConnector(KVConnectorBase_V1, SupportsHMA):
         return self.half.busy
 
     def has_pending_block_frees(self) -> bool:
-        return self.half.busy
+        return self.half.frees_soon
 
     def reset_cache(self) -> bool | None:
         """After a change of the weights the namespace would be a lie: sharing ends until the server is started again."""
@@ -266,6 +267,7 @@ class _SchedulerSide:
                 'kvdir: kv_load_failure_policy is "fail": a block that does not arrive ends its request with an error. '
                 'Set "kv_load_failure_policy": "recompute"'
             )
+        self._require_salt = settings.require_salt
         self.requests: dict[str, Request] = {}
         self.pool: BlockPool | None = None
         self.totals: Counter[str] = Counter()
@@ -293,7 +295,7 @@ class _SchedulerSide:
         self._lookups.close()
 
     def matched(self, request: Request, computed: int) -> int | None:
-        if request.skip_reading_prefix_cache or not _shareable(request):
+        if request.skip_reading_prefix_cache or not self._shareable(request):
             return 0
         return self.half.matched(request.request_id, request.block_hashes, tokens=request.num_tokens, computed=computed)
 
@@ -302,7 +304,7 @@ class _SchedulerSide:
         block_state = output.kv_connector_block_state
         for request_id, computed in _scheduled(output):
             request = self.requests.get(request_id)
-            if request is None or not _shareable(request):
+            if request is None or not self._shareable(request):
                 continue
             job = self.half.save(
                 request_id,
@@ -325,6 +327,10 @@ class _SchedulerSide:
     def take_stats(self) -> KvdirStats | None:
         taken, self._counts = self._counts, Counter()
         return KvdirStats(data=dict(taken)) if taken else None
+
+    def _shareable(self, request: Request) -> bool:
+        """A LoRA is in vLLM's hashes by name and path only, which says nothing about its weights: such requests stay here."""
+        return request.lora_request is None and (bool(request.cache_salt) or not self._require_salt)
 
     def _hold(self, block_ids: Sequence[int]) -> None:
         assert self.pool is not None
@@ -376,6 +382,8 @@ class _WorkerSide:
     def start_saves(self, plan: StepPlan) -> None:
         if plan.saves and self._half is not None:
             self._half.start_saves(plan, ready=ready_event(self._device))
+        if plan.idle and self._half is not None:
+            self._half.await_news()
 
     def results(self) -> KVConnectorTransferResults:
         if self._half is None:
@@ -447,8 +455,3 @@ def _scheduled(output: SchedulerOutput) -> list[tuple[str, int]]:
     new = [(request.req_id, request.num_computed_tokens) for request in output.scheduled_new_reqs]
     cached = output.scheduled_cached_reqs
     return new + list(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-
-
-def _shareable(request: Request) -> bool:
-    """A LoRA is in vLLM's hashes by name and path only, which says nothing about its weights: such requests stay here."""
-    return request.lora_request is None

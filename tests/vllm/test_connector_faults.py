@@ -1,0 +1,260 @@
+"""What may go wrong beside an engine with KvdirConnector: answers stay right, at most a second late, and nothing leaks."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import peer_agent
+from kvdir.errors import UnknownNamespace
+from kvdir.fingerprint import Fingerprints
+from tests.vllm.connectors import connector, forget, reader_of, settle, worker_half
+from tests.vllm.engines import Engine
+from tests.vllm.nodes import wait_for
+from tests.vllm.world import OWNER, World, assert_same
+
+ADDED_MOST_S = 1.0
+
+
+@pytest.fixture(scope="module")
+def world(tiny_llama: Path, shared_memory: Path) -> Iterator[World]:
+    made = World.start(shared_memory / "connector-faults", tiny_llama, connector)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def restored(world: World) -> Iterator[None]:
+    """Name it before `reader`: once that engine is closed, the owner is filled again, for the tests that follow."""
+    yield
+    world.fill_owner()
+
+
+@pytest.fixture
+def reader(world: World) -> Iterator[Engine]:
+    """An engine with a node of its own. Afterwards nothing is held by saves, and every block is free again."""
+    engine = reader_of(world)
+    yield engine
+    world.nodes.children[world.readers[-1]].go_on()
+    settle(engine)
+    pool = engine.scheduler.kv_cache_manager.block_pool
+    assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1, "blocks were not given back"
+    engine.close()
+
+
+def recompute_s(world: World, engine: Engine, number: int) -> float:
+    """How long a prompt of that length takes that nobody has anything of."""
+    prompt = world.prompts[number]
+    return engine.generate([prompt[0] + 1 + number, *prompt[1:]])[0].took_s
+
+
+def assert_soon(world: World, engine: Engine, number: int) -> None:
+    """The prompt is answered right, and not more than a second later than without kvdir."""
+    usual_s = recompute_s(world, engine, number)
+    (answer,) = engine.generate(world.prompts[number])
+    assert_same([answer], [world.right[number]])
+    assert answer.took_s - usual_s <= ADDED_MOST_S
+
+
+def test_answer_is_right_and_soon_when_the_owner_is_killed_during_the_load(world: World, restored: None, reader: Engine):
+    owner = world.nodes.children[OWNER]
+    owner.stop()
+    killer = threading.Timer(0.2, owner.kill)
+    killer.start()
+    assert_soon(world, reader, 0)
+    killer.join()
+    assert reader.connector.totals["failed_loads"] == 1
+    assert_soon(world, reader, 7)
+
+
+def test_answer_is_right_and_soon_when_the_owner_forgot_everything(world: World, restored: None, reader: Engine):
+    address = str(world.nodes.children[OWNER].ready["peer"])
+    world.nodes.children["coordinator"].stop()  # so nobody hears of it
+    try:
+        world.nodes.children[OWNER].kill()
+        world.nodes.start_agent(OWNER, "--listen", address)
+        assert_soon(world, reader, 1)
+        assert reader.connector.totals["failed_loads"] == 1
+        assert reader.connector.totals["loaded_blocks"] == 0
+    finally:
+        world.nodes.children["coordinator"].go_on()
+
+
+def test_answers_are_right_and_soon_when_our_agent_is_stopped(world: World, reader: Engine):
+    agent = world.nodes.children[world.readers[-1]]
+    agent.stop()
+    try:
+        for number in (0, 3, 7):
+            assert_soon(world, reader, number)
+    finally:
+        agent.go_on()
+    forget(reader)
+    hits = reader.connector.half.figures.hit_tokens
+    wait_for(lambda: hit_again(world, reader) > hits, "loads, now that it goes on")
+
+
+def hit_again(world: World, engine: Engine) -> int:
+    assert_same(engine.generate(world.prompts[2]), [world.right[2]])
+    forget(engine)
+    return engine.connector.half.figures.hit_tokens
+
+
+def test_answers_are_right_and_soon_when_the_coordinator_is_down(world: World, restored: None, reader: Engine):
+    world.nodes.children["coordinator"].kill()
+    for number in (0, 6):
+        assert_soon(world, reader, number)
+    assert reader.connector.half.figures.hit_tokens > 0, "the replica still knows"
+    world.nodes.start_coordinator()
+
+
+def test_answers_are_right_when_blocks_are_changed_on_the_wire(world: World):
+    world.fill_owner("--transports", "tcp")
+    engine = reader_of(world, "--transports", "tcp")
+    assert flipped_payloads(world, engine) > 0
+    assert_soon(world, engine, 5)
+    assert engine.connector.totals["corrupt_blocks"] > 0, (engine.connector.totals, engine.connector.half.figures)
+    assert engine.connector.totals["loaded_blocks"] == 0
+    engine.close()
+    world.fill_owner()
+
+
+def flipped_payloads(world: World, engine: Engine) -> int:
+    """Changes a byte in every block that the owner has of prompt 5, where it lies; how many."""
+    namespace = engine.connector._groups[0].namespaces[0]
+    names = block_hashes(engine, world.prompts[5])
+    blocks = [bytearray(namespace.block_bytes) for _ in names]
+    with peer_agent.connect(world.nodes.engine(OWNER), namespace=namespace) as session:
+        result = session.load(Fingerprints.of(names), into=blocks, local_only=True)
+    path = Path(world.nodes.children[OWNER].ready["arena"])
+    flipped = 0
+    with path.open("r+b") as file:
+        content = file.read()
+        for position, block in enumerate(blocks):
+            at = content.find(bytes(block)) if result[position].hit else -1
+            if at >= 0:
+                file.seek(at + 11)
+                file.write(bytes([content[at + 11] ^ 0x40]))
+                flipped += 1
+    return flipped
+
+
+def block_hashes(engine: Engine, prompt: list[int]) -> list[bytes]:
+    """As vLLM's scheduler names them."""
+    seen: list[Any] = []
+    connector, original = engine.connector, engine.connector.on_new_request
+    connector.on_new_request = lambda request: (seen.append(request), original(request))
+    connector.half._stopped, before = True, connector.half._stopped
+    engine.generate(prompt, tokens=1)
+    connector.half._stopped = before
+    del connector.on_new_request
+    settle(engine)
+    assert engine.llm.reset_prefix_cache()
+    return [bytes(name) for name in seen[0].block_hashes]
+
+
+def test_output_changes_when_one_loaded_block_is_zeroed(world: World, reader: Engine):
+    half = worker_half()
+    arriving = half._arriving
+
+    def zeroing(blocks: Any, load: Any, report: Any) -> set[int]:
+        bad: set[int] = arriving(blocks, load, report)
+        for segment in half._groups[blocks.group].pool.segments:
+            ctypes.memset(segment.address + blocks.block_ids[0] * segment.stride_bytes, 0, segment.size_bytes)
+        return bad
+
+    half._arriving = zeroing
+    (answer,) = reader.generate(world.prompts[1])
+    assert answer.cached > 0
+    assert answer.tokens != world.right[1].tokens, "the comparison would not see wrong blocks"
+
+
+def test_one_load_serves_all_when_requests_with_one_prefix_come_at_once(world: World, reader: Engine):
+    prompt, right = world.prompts[5], world.right[5]
+    assert_same(reader.generate(prompt, prompt, prompt, prompt), [right] * 4)
+    assert reader.connector.totals["loaded_blocks"] == reader.connector.half.figures.hit_tokens // 32
+    assert reader.connector.half.figures.deferred > 0
+
+
+def test_answers_are_right_when_there_is_hardly_room(world: World):
+    engine = reader_of(world, cache_bytes=3 << 20, max_num_batched_tokens=128)
+    for _ in range(2):
+        assert_same(engine.generate(*world.prompts), world.right)
+        forget(engine)
+    assert engine.connector.half.figures.hit_tokens > 0
+    engine.close()
+
+
+def test_blocks_come_back_when_a_request_is_aborted_while_it_loads(world: World, reader: Engine):
+    from vllm import SamplingParams
+
+    agent = world.nodes.children[world.readers[-1]]
+    agent.stop()
+    core = reader.llm.llm_engine
+    core.add_request("gone", {"prompt_token_ids": world.prompts[4]}, SamplingParams(max_tokens=4, detokenize=False))
+    core.step()
+    assert reader.connector.half._loading
+    core.abort_request(["gone"])
+    agent.go_on()
+    wait_for(lambda: not steps(reader), "the load's end")
+    assert_same(reader.generate(world.prompts[4]), [world.right[4]])
+
+
+def steps(engine: Engine) -> Any:
+    engine.llm.llm_engine.engine_core.engine_core.step()
+    return engine.connector.half._loading or engine.connector.half.held_blocks
+
+
+def test_engine_shares_later_when_its_agent_comes_later(world: World):
+    engine = Engine(world.model, connector=connector(world.nodes.engine("late")))
+    assert_same(engine.generate(world.prompts[0]), [world.right[0]])
+    assert engine.connector.half.figures.hit_tokens == 0
+    world.nodes.start_agent("late")
+    wait_for(lambda: engine.connector._engines[0].attached, "a session")
+    forget(engine)
+    wait_for(lambda: hit_again(world, engine) > 0, "loads, now that there is an agent")
+    engine.close()
+
+
+def test_nothing_is_shared_when_the_same_name_has_other_weights(world: World, tmp_path: Path):
+    from tests.vllm.models import make_llama
+
+    other = make_llama(tmp_path, seed=5)
+    alone = Engine(other)
+    right = alone.generate(world.prompts[0])
+    alone.close()
+    engine = reader_of(world, model=other)
+    assert_same(engine.generate(world.prompts[0]), right)
+    assert right[0].tokens != world.right[0].tokens
+    assert engine.connector.half.figures.hit_tokens == 0
+    engine.close()
+
+
+def test_difference_is_told_in_words_when_the_agent_serves_other_blocks(world: World, reader: Engine):
+    namespace = reader.connector._groups[0].namespaces[0]
+    other = replace(namespace, block_tokens=64, groups=(replace(namespace.groups[0], block_tokens=64),))
+    fields = json.loads(other.canonical())
+    fields.pop("version")
+    file = world.nodes.directory / "other.json"
+    file.write_text(json.dumps(fields))
+    world.nodes.start_agent("other", "--accept-bytes", "0", "--namespaces", str(file))
+    session = peer_agent.connect(world.nodes.engine("other"), namespace=namespace, timeout_s=0)
+    with session, pytest.raises(UnknownNamespace, match="block_tokens: 32 here, 64 there"):
+        session.attach(timeout_s=5)
+
+
+def test_sharing_ends_when_the_external_cache_is_reset_and_nothing_else_was_said(world: World):
+    engine = reader_of(world, settings={"share_after_reset": False})
+    settle(engine)
+    assert engine.llm.reset_prefix_cache(reset_connector=True)
+    assert_same(engine.generate(world.prompts[0]), [world.right[0]])
+    settle(engine)
+    assert engine.connector.half.figures.hit_tokens == 0
+    assert engine.connector.totals["saved_blocks"] == 0
+    engine.close()
