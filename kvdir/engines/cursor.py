@@ -27,6 +27,7 @@ from kvdir.engines.wire import END_SEQ
 
 MAX_ASKS = 3
 """Replays of one hole without progress before it is lost; probes without an answer before that is a doubt."""
+MAX_SEQ = 1 << 62
 MAX_AHEAD = 65_536
 FLAP_LIVES, FLAP_S = 4, 10.0
 """So many lives in so short a time are not one engine that restarts."""
@@ -148,7 +149,9 @@ class EngineCursor:
     def live(self, seq: int, payload: bytes, now_s: float) -> list[CursorEffect]:
         """A batch from the live socket."""
         self._heard_s = now_s
-        if seq <= self._last_live:
+        if seq > MAX_SEQ:
+            self._lose(f"a batch came with the number {seq}, which no engine reaches")
+        elif seq <= self._last_live:
             if seq == self._last_live and payload == self._last_live_payload:
                 self.duplicates += 1
             else:
@@ -245,7 +248,7 @@ class EngineCursor:
             self._suspect = False
             self._drain()
             return False
-        if asking.anchor is None and seq == 0:
+        if asking.next_seq == 0 and seq == 0:
             self._lost = ""
         if seq > asking.next_seq or (asking.anchor is not None and self._suspect):
             if seq > self.next_seq:

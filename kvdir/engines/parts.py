@@ -14,6 +14,7 @@ from kvdir.errors import NamespaceError
 from kvdir.namespace import Namespace, StateKind
 
 MAX_NAMESPACES = 256
+MAX_NAME_CHARACTERS = 1024
 _WHOLE_IN_64_BITS = frozenset({"dynamo:xxh3", "llmd:cbor-fnv", "opaque"})
 LOW64 = ":low64"
 
@@ -95,6 +96,8 @@ class Parts:
         model, block_tokens, kind, window_tokens, width, adapter, tenant = key
         if len(self._parts) >= MAX_NAMESPACES:
             return Reason.TOO_MANY_NAMESPACES
+        if len(model) + len(adapter) > MAX_NAME_CHARACTERS:
+            return Reason.UNDECODABLE_EVENT
         try:
             namespace = Namespace.announced(
                 model=model,

@@ -23,7 +23,7 @@ from kvdir.core.event import Event, EventKind
 from kvdir.engines.events import Cleared, EngineEvent, Group, Reason, Removed, Stored, adapter_of, lora_name_of, tenant_of
 from kvdir.engines.intake import Intake, Refused
 from kvdir.engines.media import tier_of
-from kvdir.engines.vllm import MAX_BLOCK_TOKENS, Hash
+from kvdir.engines.vllm import MAX_BLOCK_TOKENS, Hash, group_of
 from kvdir.engines.wire import MAX_HASHES, Undecodable, pack
 from kvdir.location import Tier
 from kvdir.namespace import NO_TENANT, Namespace
@@ -92,7 +92,7 @@ def _group(group_id: str | int | None) -> Group | None:
     if group_id is None or group_id == "":
         return Group()
     text = str(group_id)
-    return Group(int(text)) if text.isdecimal() and len(text) < 6 else None
+    return group_of(int(text), None, None) if text.isdecimal() and len(text) < 6 else None
 
 
 def envelopes(

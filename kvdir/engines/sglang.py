@@ -25,7 +25,7 @@ _NIL = msgspec.Raw(b"\xc0")
 class StoredItems(msgspec.Struct, tag="BlockStored", array_like=True):
     block_hashes: list[vllm.Hash]
     parent_block_hash: vllm.Hash | None = None
-    token_ids: vllm.Raws = _NIL
+    token_ids: msgspec.Raw = _NIL
     block_size: int | None = None
     lora_id: Any = None
     medium: str | None = None

@@ -27,11 +27,11 @@ from kvdir.location import Tier
 from kvdir.namespace import StateKind
 
 MAX_BLOCK_TOKENS = 1 << 20
+MAX_GROUPS = 256
 _NIL = msgspec.Raw(b"\xc0")
 _DIGEST_CHARACTERS = 64
 
 Hash = int | bytes
-Raws = msgspec.Raw
 
 
 class StoredFields(msgspec.Struct, tag="BlockStored"):
@@ -39,17 +39,17 @@ class StoredFields(msgspec.Struct, tag="BlockStored"):
 
     block_hashes: list[Hash]
     parent_block_hash: Hash | None = None
-    token_ids: Raws = _NIL
+    token_ids: msgspec.Raw = _NIL
     block_size: int | None = None
     lora_id: Any = None
     medium: str | None = None
     lora_name: str | None = None
-    extra_keys: Raws = _NIL
+    extra_keys: msgspec.Raw = _NIL
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
     kv_cache_spec_sliding_window: int | None = None
     locality: str | None = None
-    cache_salt: Raws = _NIL
+    cache_salt: msgspec.Raw = _NIL
 
 
 class RemovedFields(msgspec.Struct, tag="BlockRemoved"):
@@ -68,12 +68,12 @@ class StoredItems(msgspec.Struct, tag="BlockStored", array_like=True):
 
     block_hashes: list[Hash]
     parent_block_hash: Hash | None = None
-    token_ids: Raws = _NIL
+    token_ids: msgspec.Raw = _NIL
     block_size: int | None = None
     lora_id: Any = None
     medium: str | None = None
     lora_name: str | None = None
-    extra_keys: Raws = _NIL
+    extra_keys: msgspec.Raw = _NIL
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
     kv_cache_spec_sliding_window: int | None = None
@@ -165,7 +165,9 @@ def _is_nil(raw: msgspec.Raw) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def group_of(index: int | None, kind: str | None, window_tokens: int | None) -> Group | None:
-    """The state group an event names; None if its restore rule is not known."""
+    """The state group an event names; None if its restore rule is not known. Raises Refused for an impossible index."""
+    if index is not None and not 0 <= index < MAX_GROUPS:
+        raise Refused(Reason.UNDECODABLE_EVENT)
     if kind is None:
         return Group(index)
     known = kind_of(kind)

@@ -185,3 +185,10 @@ def test_two_engines_are_suspected_when_lives_begin_again_and_again() -> None:
     assert cursor.wake_s == 11.0
     cursor.tick(11.0)
     assert "two engines" not in cursor.doubt
+
+
+def test_an_impossible_number_is_a_doubt_when_it_comes() -> None:
+    cursor = joined()
+    cursor.live(END_SEQ, b"", 1.0)
+    assert "no engine reaches" in cursor.doubt
+    assert Deliver(3, b"3") in cursor.live(3, b"3", 1.0)

@@ -53,6 +53,8 @@ BAD = {
     "parent of odd length": (GOOD | {"parent_block_hash": b"abc"}, Reason.BAD_HASH),
     "negative block size": (GOOD | {"block_size": -4}, Reason.UNDECODABLE_EVENT),
     "huge block size": (GOOD | {"block_size": 2**40}, Reason.UNDECODABLE_EVENT),
+    "impossible group": (GOOD | {"group_idx": 1 << 20}, Reason.UNDECODABLE_EVENT),
+    "negative group": (GOOD | {"group_idx": -1}, Reason.UNDECODABLE_EVENT),
     "unknown medium": (GOOD | {"medium": "FS"}, Reason.UNKNOWN_MEDIUM),
     "cross attention": (GOOD | {"kv_cache_spec_kind": "cross_attention"}, Reason.UNKNOWN_KIND),
     "window without size": (GOOD | {"kv_cache_spec_kind": "sliding_window"}, Reason.UNKNOWN_KIND),
