@@ -129,6 +129,7 @@ def _agent(address: str, timeout_s: float) -> tuple[AgentFacts | None, tuple[Eng
         publishing=told["publishing"],
         namespaces=len(told["namespaces"]),
         committed=sum(item["committed"] for item in told["namespaces"]),
+        refused=tuple((item["engine"], item["words"]) for item in told["refused"]),
     )
     streams = tuple(
         EngineFacts(

@@ -58,6 +58,10 @@ def ask(address: str, timeout_s: float) -> dict[str, Any]:
             {name: getattr(item, name) for name in streams} | {"findings": list(item.findings)}
             for item in answer.engine_streams
         ],
+        "refused": [
+            {"engine": item.engine, "words": item.words, "age_s": item.age_ms / 1000, "times": item.times}
+            for item in answer.refused
+        ],
         "arena_memory": answer.arena_memory,
         "namespaces": [
             {"digest": item.digest.hex(), **{name: getattr(item, name) for name in names}} for item in answer.namespaces
@@ -93,6 +97,9 @@ def _view(document: dict[str, Any]) -> object:
     parts = [facts(head), table(columns, rows)]
     if document["engine_streams"]:
         parts.append(_engines(document["engine_streams"]))
+    if document["refused"]:
+        refused = [(item["engine"], f"{item['age_s']:.0f} s", item["words"]) for item in document["refused"]]
+        parts.append(table(["engine that was refused", "ago #", "why"], refused))
     return stack(*parts)
 
 

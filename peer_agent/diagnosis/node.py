@@ -23,7 +23,10 @@ RDMA_PLANES = ("ucx", "nixl")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentFacts:
-    """What a running agent said of itself. publishing: in words, as in `peer-agent inventory`. committed: blocks it holds."""
+    """What a running agent said of itself. publishing: in words, as in `peer-agent inventory`. committed: blocks it holds.
+
+    refused: engines that it did not let in lately, and why.
+    """
 
     node: str
     arena_path: str
@@ -32,6 +35,7 @@ class AgentFacts:
     publishing: str
     namespaces: int
     committed: int
+    refused: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +134,19 @@ def check_agent(facts: NodeFacts) -> list[Finding]:
             )
         ]
     out = [in_order("agent", f"node {agent.node}, {agent.namespaces} namespaces", subject=facts.address), _publishing(agent)]
+    out += [
+        Finding(
+            check=_refusal_check(words),
+            verdict=Verdict.FAULT,
+            subject=engine,
+            seen=f"it was refused: {words}",
+            meaning="it goes on without its agent: it stores nothing, and sees misses",
+            fix="make what differs equal; or let the agent serve what engines bring along (`accept_bytes`)",
+        )
+        for engine, words in agent.refused
+    ]
+    if agent.refused and not agent.sessions:
+        return out
     if not agent.sessions:
         out.append(
             _warning(
@@ -148,6 +165,13 @@ def check_agent(facts: NodeFacts) -> list[Finding]:
     else:
         out.append(in_order("engines", f"{agent.sessions} sessions, {agent.committed:,} blocks"))
     return out
+
+
+def _refusal_check(words: str) -> str:
+    """The check whose matter it is, by the words of a refusal (Namespace.diff, kvdir/hashing/probing.py)."""
+    if any(text in words for text in ("hash_seed", "hash_scheme", "the engine's fingerprint")):
+        return "hash seed"
+    return "block size" if "block_tokens:" in words else "engines"
 
 
 def _publishing(agent: AgentFacts) -> Finding:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from kvdir.client.engine_streams import EngineStreams
 from kvdir.errors import InvalidInput, KvdirError, RemoteProtocolError, StaleEpoch
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import PROTOCOL_VERSION, Tier
+from kvdir.namespace import Namespace
 from kvdir.obs.logs import say
 from kvdir.rpc.lookup_codec import decode_fingerprints, encode_trust
 from peer_agent.core.effects import Occupancy
@@ -33,6 +35,7 @@ from peer_agent.server.identity import Identity, Limits
 from peer_agent.server.load import Directory
 from peer_agent.server.namespaces import check_probe
 from peer_agent.server.reader import Reader
+from peer_agent.server.refusals import Refusals
 from peer_agent.server.staging import Stager
 from peer_agent.server.store import Store
 from peer_agent.server.tasks import OwnedTasks
@@ -88,6 +91,7 @@ class EngineService(DeviceCalls):
         self._engines = engines
         self._prefill_tokens_per_s = prefill_tokens_per_s
         self._sessions: dict[int, _Session] = {}
+        self._refusals = Refusals()
         self._closing = asyncio.Event()
 
     def close(self) -> None:
@@ -95,20 +99,11 @@ class EngineService(DeviceCalls):
         self._closing.set()
 
     async def Attach(self, request: engine_pb2.AttachRequest, context: Context) -> AsyncIterator[engine_pb2.AttachResponse]:
-        if request.protocol_version != PROTOCOL_VERSION:
-            raise RemoteProtocolError(
-                f"engine speaks protocol {request.protocol_version}, agent {PROTOCOL_VERSION}: run the same release on both"
-            )
-        namespace = self._accepting.described(request.namespace_digest, request.namespace_canonical_json)
-        check_probe(request.probe, namespace)
-        told = request.prefill_tokens_per_s
-        if not 0 <= told < float("inf"):
-            raise InvalidInput(f"prefill_tokens_per_s must be a positive number, or 0 when it is not known; is {told}")
-        await self._accepting.accept(namespace)
+        namespace = await self._admit(request)
         session = secrets.randbits(64) or 1
         slots = next(item.slots for item in self._store.occupancy() if item.namespace_digest == namespace.digest)
         self._store.open_session(session)
-        prefill_tokens_per_s = told or self._prefill_tokens_per_s.get(namespace.digest, 0.0)
+        prefill_tokens_per_s = request.prefill_tokens_per_s or self._prefill_tokens_per_s.get(namespace.digest, 0.0)
         self._sessions[session] = _Session(namespace.digest, prefill_tokens_per_s)
         say(log, logging.INFO, "engine attached", engine=request.engine, session=f"{session:x}", namespace=namespace.short)
         try:
@@ -244,6 +239,7 @@ class EngineService(DeviceCalls):
         return engine_pb2.PinResponse(protocol_version=PROTOCOL_VERSION, pinned=pinned)
 
     async def Inventory(self, request: engine_pb2.InventoryRequest, context: Context) -> engine_pb2.InventoryResponse:
+        now_s = time.monotonic()
         return engine_pb2.InventoryResponse(
             protocol_version=PROTOCOL_VERSION,
             node=self._identity.node,
@@ -256,9 +252,39 @@ class EngineService(DeviceCalls):
             publishing=self._publishing(),
             arena_memory=self._identity.arena_memory,
             engine_streams=stream_inventory(self._engines),
+            refused=[
+                engine_pb2.RefusedEngine(
+                    engine=item.engine, words=item.words, age_ms=int((now_s - item.at_s) * 1000), times=item.times
+                )
+                for item in self._refusals.recent(now_s=now_s)
+            ],
         )
 
     # internals
+
+    async def _admit(self, request: engine_pb2.AttachRequest) -> Namespace:
+        """What it attaches for, served from now on. Raises KvdirError, and remembers it for those who look for the engine."""
+        try:
+            namespace = await self._admissible(request)
+        except KvdirError as error:
+            if self._refusals.refused(request.engine, str(error), now_s=time.monotonic()):
+                say(log, logging.WARNING, "engine refused", engine=request.engine, words=str(error))
+            raise
+        self._refusals.admitted(request.engine)
+        return namespace
+
+    async def _admissible(self, request: engine_pb2.AttachRequest) -> Namespace:
+        if request.protocol_version != PROTOCOL_VERSION:
+            raise RemoteProtocolError(
+                f"engine speaks protocol {request.protocol_version}, agent {PROTOCOL_VERSION}: run the same release on both"
+            )
+        namespace = self._accepting.described(request.namespace_digest, request.namespace_canonical_json)
+        check_probe(request.probe, namespace)
+        told = request.prefill_tokens_per_s
+        if not 0 <= told < float("inf"):
+            raise InvalidInput(f"prefill_tokens_per_s must be a positive number, or 0 when it is not known; is {told}")
+        await self._accepting.accept(namespace)
+        return namespace
 
     async def _prefetch(self, session: _Session, fingerprints: Fingerprints, *, timeout_s: float) -> None:
         digest = session.namespace_digest

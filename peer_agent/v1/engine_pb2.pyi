@@ -354,7 +354,7 @@ class InventoryRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class InventoryResponse(_message.Message):
-    __slots__ = ("protocol_version", "node", "epoch", "arena_path", "arena_bytes", "namespaces", "sessions", "locks", "publishing", "arena_memory", "engine_streams")
+    __slots__ = ("protocol_version", "node", "epoch", "arena_path", "arena_bytes", "namespaces", "sessions", "locks", "publishing", "arena_memory", "engine_streams", "refused")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -366,6 +366,7 @@ class InventoryResponse(_message.Message):
     PUBLISHING_FIELD_NUMBER: _ClassVar[int]
     ARENA_MEMORY_FIELD_NUMBER: _ClassVar[int]
     ENGINE_STREAMS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     node: str
     epoch: int
@@ -377,7 +378,20 @@ class InventoryResponse(_message.Message):
     publishing: str
     arena_memory: str
     engine_streams: _containers.RepeatedCompositeFieldContainer[EngineStreamInventory]
-    def __init__(self, protocol_version: _Optional[int] = ..., node: _Optional[str] = ..., epoch: _Optional[int] = ..., arena_path: _Optional[str] = ..., arena_bytes: _Optional[int] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceInventory, _Mapping]]] = ..., sessions: _Optional[int] = ..., locks: _Optional[int] = ..., publishing: _Optional[str] = ..., arena_memory: _Optional[str] = ..., engine_streams: _Optional[_Iterable[_Union[EngineStreamInventory, _Mapping]]] = ...) -> None: ...
+    refused: _containers.RepeatedCompositeFieldContainer[RefusedEngine]
+    def __init__(self, protocol_version: _Optional[int] = ..., node: _Optional[str] = ..., epoch: _Optional[int] = ..., arena_path: _Optional[str] = ..., arena_bytes: _Optional[int] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceInventory, _Mapping]]] = ..., sessions: _Optional[int] = ..., locks: _Optional[int] = ..., publishing: _Optional[str] = ..., arena_memory: _Optional[str] = ..., engine_streams: _Optional[_Iterable[_Union[EngineStreamInventory, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[RefusedEngine, _Mapping]]] = ...) -> None: ...
+
+class RefusedEngine(_message.Message):
+    __slots__ = ("engine", "words", "age_ms", "times")
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    WORDS_FIELD_NUMBER: _ClassVar[int]
+    AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
+    engine: str
+    words: str
+    age_ms: int
+    times: int
+    def __init__(self, engine: _Optional[str] = ..., words: _Optional[str] = ..., age_ms: _Optional[int] = ..., times: _Optional[int] = ...) -> None: ...
 
 class EngineStreamInventory(_message.Message):
     __slots__ = ("stream", "endpoint", "connected", "blocks", "batches", "lost_batches", "restarts", "state", "findings")

@@ -16,9 +16,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from kvdir.cli.main import main as kvdir_main
+from kvdir.errors import UnknownNamespace
 from kvdir.namespace import Namespace
 from kvdir.testing.wait import eventually
 from peer_agent.cli.main import main as agent_main
+from peer_agent.client import aio
 from peer_agent.testing import LocalCluster, local_cluster
 
 
@@ -214,3 +216,21 @@ async def test_the_nodes_doctor_says_what_a_plane_lacks_when_it_cannot_open(tmp_
         (finding,) = (item for item in found(document, "data planes") if item["verdict"] == "fault")
         assert finding["subject"] == "ucx"
         assert "/nowhere/libucp.so.0" in finding["seen"]
+
+
+async def test_the_nodes_doctor_says_why_an_engine_was_refused_when_it_hashes_with_another_seed(tmp_path: Path) -> None:
+    async with local_cluster(tmp_path, "a") as cluster:
+        other = dataclasses.replace(cluster.namespace, hash_seed="17")
+        address = cluster.agents["a"].ready.engine
+        with pytest.raises(UnknownNamespace):
+            await aio.connect(address, namespace=other, engine="vllm-0")  # and here it would go on without its agent
+        result, document = await agent_doctor(address, "--no-cluster")
+        (finding,) = found(document, "hash seed")
+        assert (result.exit_code, finding["subject"], finding["verdict"]) == (1, "vllm-0", "fault")
+        assert "hash_seed: '17' here, '0' there" in finding["seen"]
+        shown = await asyncio.to_thread(CliRunner().invoke, agent_main, ["inventory", address])
+        assert "vllm-0" in shown.stdout
+        engine = await aio.connect(address, namespace=cluster.namespace, engine="vllm-0")
+        _, document = await agent_doctor(address, "--no-cluster")
+        assert found(document, "hash seed") == [], "it was let in since"
+        await engine.close()

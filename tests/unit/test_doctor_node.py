@@ -55,6 +55,9 @@ def test_everything_is_in_order_when_the_node_is() -> None:
         (with_agent(publishing="c:7400: not connected (refused)"), "publishing", Verdict.FAULT, "refused"),
         (with_agent(sessions=0), "engines", Verdict.WARNING, "no engine is attached"),
         (with_agent(committed=0), "engines", Verdict.WARNING, "not one block"),
+        (with_agent(refused=(("vllm-0", "hash_seed: '0' here, '1' there"),)), "hash seed", Verdict.FAULT, "'1' there"),
+        (with_agent(refused=(("vllm-0", "block_tokens: 16 here"),)), "block size", Verdict.FAULT, "16 here"),
+        (with_agent(sessions=0, refused=(("vllm-0", "weights: differ"),)), "engines", Verdict.FAULT, "weights: differ"),
         (with_memory(total_bytes=64 << 20, free_bytes=1 << 20), "shared memory", Verdict.WARNING, "64.0 MiB"),
         (
             {"agent": None} | with_memory(total_bytes=64 << 20, free_bytes=64 << 20),

@@ -62,7 +62,8 @@ class KvdirHiCache(HiCacheStorage):
         if known is not None:
             known.close()
         engine = f"sglang-{name}-{namespace.parallel}"
-        self._pools[name] = StoredPool.open(name, namespace, pages, self._settings, engine=engine)
+        waited_for = all(other.engine.attached for other in self._pools.values())
+        self._pools[name] = StoredPool.open(name, namespace, pages, self._settings, engine=engine, wait=waited_for)
         logger.info("kvdir: pool %s is namespace %s, pages of %d bytes", name, namespace.short, pages.page_bytes)
 
     # v0: flat pages of the KV pool

@@ -50,7 +50,7 @@ def pool_namespace(
         model=model,
         weights=settings.weights,
         kv_dtype=_logical_dtype(stored, settings),
-        layout=f"sglang:{name}:{getattr(pool, 'layout', 'none')}:{form}:{stored}",
+        layout=_layout(name, pool, form, stored),
         block_tokens=page_tokens,
         groups=(_group(kind, pool, page_bytes, page_tokens, settings),),
         position=settings.position,
@@ -61,6 +61,14 @@ def pool_namespace(
         cache_policy="exact",
         bytes_override=page_bytes,
     )
+
+
+def _layout(name: str, pool: Any, form: str, stored: str) -> str:
+    """Byte order and place: two pipelines that cut a model differently may hold as many layers, and other ones."""
+    first, last = getattr(pool, "start_layer", None), getattr(pool, "end_layer", None)
+    parts = ["sglang", name, getattr(pool, "layout", None), form, stored, getattr(pool, "storage_format_tag", None)]
+    parts.append(f"L{first}-{last}" if first is not None else None)
+    return ":".join(str(part) for part in parts if part)
 
 
 def _logical_dtype(stored: str, settings: Settings) -> str:

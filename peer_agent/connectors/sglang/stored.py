@@ -60,13 +60,18 @@ class StoredPool:
     _next_words_s: float = 0.0
 
     @classmethod
-    def open(cls, name: str, namespace: Namespace, pages: Pages, settings: Settings, *, engine: str) -> StoredPool:
-        """Waits attach_timeout_s for the agent, and goes on without one: it is attached as soon as it is there."""
+    def open(
+        cls, name: str, namespace: Namespace, pages: Pages, settings: Settings, *, engine: str, wait: bool = True
+    ) -> StoredPool:
+        """Waits attach_timeout_s for the agent, and goes on without one: it is attached as soon as it is there.
+
+        wait: not, where another pool has waited in vain.
+        """
         made = peer_agent.connect(
             settings.agent, namespace=namespace, engine=engine, deadline_s=settings.deadline_s, timeout_s=0
         )
         pool = cls(name, namespace, pages, made, settings)
-        if settings.attach_timeout_s:
+        if wait and settings.attach_timeout_s:
             try:
                 made.attach(timeout_s=settings.attach_timeout_s)
             except KvdirError as error:
