@@ -23,6 +23,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from kvdir.engines.effects import AskReplay, CursorEffect, Deliver, Doubt, Lost, NewLife
+from kvdir.engines.waiting import Waiting
 from kvdir.engines.wire import END_SEQ
 
 MAX_ASKS = 3
@@ -66,8 +67,7 @@ class EngineCursor:
         self._replay = replay
         self._patience_s = patience_s
         self._probe_s = probe_s
-        self._max_held_batches = max_held_batches
-        self._max_held_bytes = max_held_bytes
+        self._held = Waiting(max_batches=max_held_batches, max_bytes=max_held_bytes)
         self._request_id = 0
         self._heard_s = 0.0
         self._said = ""
@@ -90,8 +90,7 @@ class EngineCursor:
         self._last_live_payload = b""
         self._last_seq, self._last_payload = -1, b""
         self._ahead: dict[int, bytes] = {}
-        self._held: dict[int, bytes] = {}
-        self._held_bytes = 0
+        self._held.clear()
         self._lost = ""
         self._lost_seq = -1
         self._suspect = False
@@ -139,7 +138,7 @@ class EngineCursor:
     def reconnected(self, now_s: float) -> list[CursorEffect]:
         """The connection had been broken: it may be another life, and batches may be missing."""
         if self._replay:
-            self._held, self._held_bytes = {}, 0  # of whichever life: the replay brings them again
+            self._held.clear()  # of whichever life: the replay brings them again
             self._suspect = self._joined
             self._ask(now_s)
         elif self._joined:
@@ -220,7 +219,7 @@ class EngineCursor:
         if seq == self.next_seq and self._joined and not self._suspect and not self._held:
             self._deliver(seq, payload)
             return
-        self._hold(seq, payload)
+        self._held.add(seq, payload)
         if self._asking is None:
             self._suspect = self._joined
             self._ask(now_s)
@@ -265,7 +264,7 @@ class EngineCursor:
             return
         self._joined = True
         if seq > self.next_seq:
-            self._hold(seq, payload)
+            self._held.add(seq, payload)
             return
         asking.taken += 1
         self._deliver(seq, payload)
@@ -286,7 +285,7 @@ class EngineCursor:
             return
         if self._attempts >= MAX_ASKS:
             self._attempts = 0
-            self._skip(min(self._held), f"{MAX_ASKS} replays did not bring them")
+            self._skip(self._held.first_seq, f"{MAX_ASKS} replays did not bring them")
             self._drain()
         if self._held:
             self._ask(now_s)
@@ -321,7 +320,7 @@ class EngineCursor:
             return
         self._attempts = 0
         if self._held:
-            self._skip(min(self._held), "the replay socket does not answer")
+            self._skip(self._held.first_seq, "the replay socket does not answer")
         else:
             self._lose("the replay socket does not answer: what was said before is not known")
         self._joined, self._suspect = True, False
@@ -355,21 +354,12 @@ class EngineCursor:
                 del self._ahead[next(iter(self._ahead))]
         self._effects.append(Deliver(seq, payload))
 
-    def _hold(self, seq: int, payload: bytes) -> None:
-        """Keeps it until what is missing before it came; without room it is missing itself."""
-        full = len(self._held) >= self._max_held_batches or self._held_bytes + len(payload) > self._max_held_bytes
-        if seq not in self._held and not full:
-            self._held[seq] = payload
-            self._held_bytes += len(payload)
-
     def _drain(self) -> None:
         if self._suspect:
             return
-        while (payload := self._held.pop(self.next_seq, None)) is not None:
-            self._held_bytes -= len(payload)
+        while (payload := self._held.take(self.next_seq)) is not None:
             self._deliver(self.next_seq, payload)
-        for seq in [seq for seq in self._held if seq < self.next_seq]:
-            self._held_bytes -= len(self._held.pop(seq))
+        self._held.drop_below(self.next_seq)
 
     def _skip(self, to_seq: int, why: str) -> None:
         """Goes on behind a hole that cannot be repaired."""

@@ -119,6 +119,6 @@ class Parts:
 
 def told_scheme(scheme: str, width: int) -> str:
     """The scheme's name for hashes of `width` bytes: 64 bits of a longer one are a scheme of their own."""
-    if width != 8 or scheme in _WHOLE_IN_64_BITS or scheme.endswith(LOW64):
+    if width != 8 or scheme.partition("@")[0] in _WHOLE_IN_64_BITS or scheme.endswith(LOW64):
         return scheme
     return scheme + LOW64

@@ -5,7 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from kvdir.core.event import EventKind
-from kvdir.engines import Applied, Cleared, DecodedBatch, EngineIdentity, Group, Reason, Removed, Residency, Stored
+from kvdir.engines import (
+    Applied,
+    Cleared,
+    DecodedBatch,
+    EngineIdentity,
+    Group,
+    Reason,
+    Removed,
+    Residency,
+    Stored,
+    told_scheme,
+)
+from kvdir.hashing import LOW64, SCHEMES, parse
 from kvdir.location import Tier
 from kvdir.namespace import StateKind
 
@@ -164,3 +176,12 @@ def test_events_of_one_place_are_joined_when_a_batch_removes_one_by_one() -> Non
     tell(it, stored(*range(1, 9)))
     (event,) = tell(it, *[removed(number) for number in range(1, 9)]).events
     assert event.blocks == 8
+
+
+def test_every_scheme_that_is_told_can_be_computed_when_it_is_known() -> None:
+    for name, scheme in SCHEMES.items():
+        for every in ("", "@16"):
+            parse(told_scheme(name + every, 8))
+            assert told_scheme(name + every, 32) == name + every
+            assert told_scheme(name, 8).endswith(LOW64) == (scheme.width > 8)
+    assert told_scheme("opaque", 8) == "opaque"
