@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
 from kvdir.cli.output import emit, output_option, table
 from kvdir.cli.query import asked_fingerprints, client_options, namespace_digest, tier_name
+from kvdir.errors import InvalidInput
 
 if TYPE_CHECKING:
     from kvdir.client.sync import Client
-    from kvdir.core.score import InstanceScore, Scores
+    from kvdir.core.score import InstanceScore, ScorePart, Scores
 
 
 @click.command()
-@click.argument("namespace")
+@click.argument("namespace", default="")
 @click.argument("fingerprints", nargs=-1)
+@click.option("--model", default="", help="Instead of NAMESPACE: in every namespace of this model, from --tokens.")
+@click.option("--tokens", type=click.File(), help="The prompt's token ids: a JSON array, or separated by spaces; - for stdin.")
+@click.option("--adapter", default="none", show_default=True, help="LoRA adapter, with --model.")
 @click.option("--file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Packed fingerprints, as bytes.")
 @click.option("--width", type=click.Choice(["8", "16", "32"]), default="32", show_default=True, help="Of those in --file.")
 @click.option(
@@ -38,39 +43,68 @@ def score(
     fingerprints: tuple[str, ...],
     file: Path | None,
     width: str,
+    model: str,
+    tokens: TextIO | None,
+    adapter: str,
     min_trust: str,
     max_instances: int,
     output: str,
 ) -> None:
     """How much of a prompt each instance has, best first. NAMESPACE is its digest in hex, or enough of its beginning;
-    FINGERPRINTS are those of the prompt's blocks from its start, in hex.
+    FINGERPRINTS are those of the prompt's blocks from its start, in hex. With --model and --tokens they are computed.
 
     \b
     Examples:
       kvdir score 3f2a --file prompt.fps
+      kvdir score --model llama --tokens prompt.json
       kvdir score 3f2a 0011223344556677 8899aabbccddeeff --min-trust synced
     """
     from kvdir.core.score import ScorePart
     from kvdir.location import MinTrust
 
-    asked = asked_fingerprints(fingerprints, file, int(width))
-    scores = client.score(
-        [ScorePart.of(namespace_digest(client, namespace), asked)],
-        min_trust=MinTrust[min_trust.upper().replace("-", "_")],
-        max_instances=max_instances,
-    )
+    if bool(model) != bool(tokens) or bool(model) == bool(namespace):
+        raise click.UsageError("give NAMESPACE with fingerprints, or --model with --tokens")
+    skipped: Mapping[str, str] = {}
+    if tokens is not None:
+        parts, skipped = _named(client, model, adapter, tokens.read())
+    else:
+        parts = (ScorePart.of(namespace_digest(client, namespace), asked_fingerprints(fingerprints, file, int(width))),)
+    scores = client.score(parts, min_trust=MinTrust[min_trust.upper().replace("-", "_")], max_instances=max_instances)
     document = {
         "warming": scores.warming,
         "incomplete": scores.incomplete,
         "nodes_below_trust": scores.below_trust,
+        "skipped_namespaces": dict(skipped),
         "instances": [_document(item, scores) for item in scores.instances],
     }
     rows = [_row(item, scores) for item in scores.instances]
     caption = "" if rows else "no instance has any of it"
     caption += ", coordinator is warming up" if scores.warming else ""
     caption += f", {scores.below_trust} nodes left out" if scores.below_trust else ""
+    caption += "".join(f", {name} was not asked: {why}" for name, why in skipped.items())
     heads = ["instance", "score #", "matched tokens #", "of those in", "ranks", "rests on"]
     emit(document, lambda: table(heads, rows, caption=caption.lstrip(", ")), output=output)
+
+
+def _named(client: Client, model: str, adapter: str, text: str) -> tuple[tuple[ScorePart, ...], Mapping[str, str]]:
+    """The prompt's names in the coordinator's namespaces; and why some were left out."""
+    from kvdir.errors import UnknownNamespace
+    from kvdir.hashing.tokens import as_tokens
+    from kvdir.namespace import Namespace
+    from kvdir.server.prompt_names import Scope, by_tokens, names
+
+    try:
+        tokens = as_tokens([int(part) for part in text.strip().strip("[]").replace(",", " ").split()])
+    except ValueError:
+        raise InvalidInput("--tokens: write token ids, as [1, 2, 3] or 1 2 3") from None
+    scope = Scope(model=model, adapter=adapter)
+    known = [Namespace.from_canonical(view.canonical_json) for view in client.status().namespaces]
+    named = names(filter(scope.holds, known), by_tokens(tokens, adapter=adapter))
+    if not named.parts:
+        models = ", ".join(sorted({space.model for space in known})) or "none yet"
+        why = "; ".join(f"{name}: {words}" for name, words in named.skipped.items())
+        raise UnknownNamespace(why or f"no namespace of model {model!r} and adapter {adapter!r} is known; models: {models}")
+    return named.parts, named.skipped
 
 
 def _document(item: InstanceScore, scores: Scores) -> dict[str, Any]:

@@ -158,26 +158,24 @@ class Indexer:
         sizes = {space.block_tokens for space in spaces}
         block_tokens = query.block_tokens or (sizes.pop() if len(sizes) == 1 else 0)
         hits = self._hits(query, scores)
-        answer = query_answer(hits, scores, api=query.api, tenant=query.tenant, block_tokens=block_tokens)
-        if named.skipped and query.api is Api.DYNAMO:
-            answer["kvdir"] = {"skipped_namespaces": named.skipped}
+        answer = query_answer(
+            hits, scores, skipped=named.skipped, api=query.api, tenant=query.tenant, block_tokens=block_tokens
+        )
         return HTTPStatus.OK, answer
 
     async def _query_by_hash(self, request: Request) -> tuple[HTTPStatus, Any]:
         return await self._query(request, by_hash=True)
 
     def _hits(self, query: Query, scores: Scores) -> list[Hit]:
-        """Of the tenant's instances, those with something first, then those that are registered and have nothing."""
+        """Of the tenant's instances, those with most first; registered ones and their ranks also with nothing."""
         hits: dict[str, Hit] = {}
         for item in scores.instances:
             tenant, instance_id = instance_id_of(item.instance)
             if tenant == query.tenant and query.instance_id in ("", instance_id):
                 hits[instance_id] = Hit.of(instance_id, item, scores)
-        for tenant, instance_id, _ in self._registered:
-            if tenant == query.tenant and query.instance_id in ("", instance_id) and instance_id not in hits:
-                ranks = [item.dp_rank or 0 for item in self._ranks(tenant, instance_id) if item.model == query.model]
-                if ranks:
-                    hits[instance_id] = Hit.none(instance_id, ranks)
+        for (tenant, instance_id, rank), known in self._registered.items():
+            if (tenant, known.model) == (query.tenant, query.model) and query.instance_id in ("", instance_id):
+                hits[instance_id] = hits.get(instance_id, Hit(instance_id)).with_rank(rank)
         return list(hits.values())
 
     def _ranks(self, tenant: str, instance_id: str) -> list[Registration]:

@@ -8,7 +8,7 @@ data-parallel rank. What is ours stands under one key, `kvdir`, which readers of
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvdir.core.score import InstanceScore, RankScore, Scores
@@ -20,21 +20,22 @@ NOTHING = (0, 0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """One instance as a router calls it. ranks: at least one."""
+    """One instance as a router calls it. ranks: at least one when it is answered."""
 
     instance_id: str
-    score: float
-    ranks: tuple[RankScore, ...]
-    trusts: tuple[NodeTrust, ...]
+    score: float = 0.0
+    ranks: tuple[RankScore, ...] = ()
+    trusts: tuple[NodeTrust, ...] = ()
 
     @classmethod
     def of(cls, instance_id: str, item: InstanceScore, scores: Scores) -> Hit:
         return cls(instance_id, item.score, item.ranks, tuple(scores.nodes[number] for number in item.nodes))
 
-    @classmethod
-    def none(cls, instance_id: str, ranks: Iterable[int]) -> Hit:
-        """It is known and has nothing."""
-        return cls(instance_id, 0.0, tuple(RankScore(rank, 0, NOTHING) for rank in sorted(ranks)), ())
+    def with_rank(self, rank: int) -> Hit:
+        """Itself, with a rank that is known; it has nothing unless something was found."""
+        if any(known.dp_rank == rank for known in self.ranks):
+            return self
+        return replace(self, ranks=(*self.ranks, RankScore(rank, 0, NOTHING)))
 
     @property
     def through(self) -> tuple[int, int, int]:
@@ -43,10 +44,17 @@ class Hit:
         return gpu, cpu, last
 
 
-def query_answer(hits: Iterable[Hit], scores: Scores, *, api: Api, tenant: str, block_tokens: int) -> dict[str, Any]:
-    """Of /query and /query_by_hash. block_tokens: what `frequencies` of Dynamo count in; 0: nobody knows."""
+def query_answer(
+    hits: Iterable[Hit], scores: Scores, *, skipped: Mapping[str, str], api: Api, tenant: str, block_tokens: int
+) -> dict[str, Any]:
+    """Of /query and /query_by_hash. skipped: namespaces that were not asked, with the reason. block_tokens: what `frequencies`
+    of Dynamo count in; 0: nobody knows.
+    """
     hits = list(hits)
-    instances = {hit.instance_id: _lower(hit, scores) for hit in hits}
+    about: dict[str, Any] = {"warming": scores.warming, "incomplete": scores.incomplete}
+    if skipped:
+        about["skipped_namespaces"] = dict(skipped)
+    instances = {hit.instance_id: _lower(hit, about) for hit in hits}
     if api is Api.DYNAMO:
         device = {
             hit.instance_id: {str(rank.dp_rank): rank.through[0] for rank in hit.ranks if rank.through[0]} for hit in hits
@@ -56,21 +64,21 @@ def query_answer(hits: Iterable[Hit], scores: Scores, *, api: Api, tenant: str, 
             "frequencies": _frequencies([rank.through[0] for hit in hits for rank in hit.ranks], block_tokens),
             "instances": instances,
         }
-    return {tenant: {hit.instance_id: _upper(hit, scores) for hit in hits}, "instances": instances}
+    return {tenant: {hit.instance_id: _upper(hit, about) for hit in hits}, "instances": instances}
 
 
 def _device(hit: Hit) -> dict[str, int]:
     return {str(rank.dp_rank): rank.through[0] for rank in hit.ranks if rank.through[0]}
 
 
-def _upper(hit: Hit, scores: Scores) -> dict[str, Any]:
+def _upper(hit: Hit, about: Mapping[str, Any]) -> dict[str, Any]:
     """As the text of RFC Mooncake #1403 has it."""
     gpu, cpu, disk = hit.through
     dp = {str(rank.dp_rank): rank.through[0] for rank in hit.ranks}
-    return {"longest_matched": disk, "GPU": gpu, "DP": dp, "CPU": cpu, "DISK": disk, "kvdir": _ours(hit, scores)}
+    return {"longest_matched": disk, "GPU": gpu, "DP": dp, "CPU": cpu, "DISK": disk, "kvdir": _ours(hit, about)}
 
 
-def _lower(hit: Hit, scores: Scores) -> dict[str, Any]:
+def _lower(hit: Hit, about: Mapping[str, Any]) -> dict[str, Any]:
     """As Mooncake's conductor and Dynamo's indexer answer."""
     gpu, cpu, disk = hit.through
     return {
@@ -82,17 +90,13 @@ def _lower(hit: Hit, scores: Scores) -> dict[str, Any]:
         "rank_matches": {
             str(rank.dp_rank): {"gpu": rank.through[0], "cpu": rank.through[1], "disk": rank.through[3]} for rank in hit.ranks
         },
-        "kvdir": _ours(hit, scores),
+        "kvdir": _ours(hit, about),
     }
 
 
-def _ours(hit: Hit, scores: Scores) -> dict[str, Any]:
-    return {
-        "score": hit.score,
-        "streams": [stream_document(trust) for trust in hit.trusts],
-        "warming": scores.warming,
-        "incomplete": scores.incomplete,
-    }
+def _ours(hit: Hit, about: Mapping[str, Any]) -> dict[str, Any]:
+    """about: the answer as a whole, in each instance because the RFC has no other place for it."""
+    return {"score": hit.score, "streams": [stream_document(trust) for trust in hit.trusts], **about}
 
 
 def _frequencies(device_tokens: Iterable[int], block_tokens: int) -> list[int]:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from kvdir.client.engine_life import Publishing
 from kvdir.client.engine_options import EngineOptions
 from kvdir.client.engine_streams import EngineStreams
+from kvdir.hashing import OPAQUE, parse
 from kvdir.server.indexer_answers import Listener
 from kvdir.server.indexer_names import engine_name
 from kvdir.server.indexer_requests import BadRequest, Registration
@@ -29,12 +30,15 @@ class RegisteredEngines:
         self._by_node: dict[str, EngineStreams] = {}
 
     def follow(self, registration: Registration) -> None:
-        """Raises BadRequest for an endpoint nobody can connect to, and what EngineStreams.add raises."""
+        """Raises InvalidInput for an endpoint nobody can connect to or an unknown scheme, and what EngineStreams.add raises."""
         for field, endpoint in (("endpoint", registration.endpoint), ("replay_endpoint", registration.replay)):
             if endpoint and not _ENDPOINT.fullmatch(endpoint):
                 words = f"{field} {endpoint!r} is neither tcp://HOST:PORT nor ipc://PATH; '*' is where the engine listens"
                 raise BadRequest(words, reason="invalid_value", field=field)
-        self._streams(registration.node).add(_options(registration))
+        options = _options(registration)
+        if options.hash_scheme != OPAQUE:
+            parse(options.hash_scheme)
+        self._streams(registration.node).add(options)
 
     async def leave(self, registration: Registration) -> None:
         name = engine_name(registration.tenant, registration.instance_id)

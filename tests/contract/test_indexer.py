@@ -233,6 +233,19 @@ async def test_long_prompt_is_hashed_beside_the_loop_when_it_comes() -> None:
         assert answer["default"]["prefill-1"]["longest_matched"] == 40_000
 
 
+async def test_namespaces_that_cannot_be_asked_are_named_when_their_hashes_are_unknown_here() -> None:
+    space = announced(hash_scheme="opaque")
+    async with api() as it, FakeNode(it.served.address, "n1/e", namespace=space) as engine:
+        engine.store(blocks(4), Tier.GPU)
+        await engine.synced()
+        await it.register()
+        hit = (await it.post("/query", QUERY))["default"]["prefill-1"]
+        assert "known to nobody" in hit["kvdir"]["skipped_namespaces"][space.short]
+        hashes = [f"0x{item.hex()}" for item in blocks(4)]
+        by_hash = await it.post("/query_by_hash", {"model": MODEL, "seq_hashes": hashes})
+        assert by_hash["default"]["n1/e"]["longest_matched"] == 64
+
+
 async def test_calls_are_answered_in_kind_when_they_come_in_msgpack() -> None:
     async with api() as it:
         node = await it.register()

@@ -134,9 +134,10 @@ async def test_worker_says_why_when_its_engine_is_not_there() -> None:
         ({"endpoint": "5557"}, "neither tcp://HOST:PORT"),
         ({"replay_endpoint": "udp://x:1"}, "replay_endpoint"),
         ({"type": "dynamo", "endpoint": "http://x:1"}, "endpoint"),
+        ({"hash_profile": PROFILE | {"algorithm": "md5"}}, "'vllm:md5' is unknown"),
     ],
 )
-async def test_endpoint_is_refused_with_words_when_nobody_can_connect_to_it(change: dict[str, str], words: str) -> None:
+async def test_registration_is_refused_with_words_when_it_could_never_be_followed(change: dict[str, Any], words: str) -> None:
     async with serving(WITH_INDEXER) as served:
         with engine() as publisher:
             status, answer = await call(served.indexer, "/register", registration(publisher) | change)

@@ -8,12 +8,13 @@ from dataclasses import replace
 
 import grpc.aio
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from kvdir.cli.main import main
 from kvdir.client.sync import Client
 from kvdir.core.score import ScoreGroup, ScoreName, ScorePart, Scores
 from kvdir.errors import InvalidInput, TooLarge, UnknownNamespace
+from kvdir.hashing import fingerprints
 from kvdir.location import MinTrust, Tier
 from kvdir.namespace import Namespace
 from kvdir.store.memory import MemoryBlockStore
@@ -59,7 +60,7 @@ async def check_scores(served: Served | Shared) -> None:
 
 
 def check_blocking(address: str, expected: Scores) -> None:
-    with Client(address, deadline_s=5.0) as client:
+    with Client(address, deadline_s=10.0, connect_timeout_s=5.0) as client:
         assert client.score([PROMPT]).instances == expected.instances
 
 
@@ -144,3 +145,24 @@ async def test_command_shows_instances_when_asked() -> None:
     (item,) = json.loads(document.stdout)["instances"]
     assert (item["instance"], item["score"], item["matched_tokens"], item["tiers"]) == ("n1/e", 48.0, 48, {"gpu": 48})
     assert [node["node"] for node in item["nodes"]] == ["n1/e"]
+
+
+async def test_command_names_the_prompt_itself_when_it_is_given_tokens() -> None:
+    tokens = list(range(64))
+    prompt = fingerprints(tokens, scheme=ENGINE.hash_scheme, block_tokens=16)
+    async with serving() as served, FakeNode(served.address, "n1/e", namespace=ENGINE) as node:
+        node.store(prompt.slice(0, 3), Tier.GPU)
+        await node.synced()
+
+        async def run(*arguments: str, text: str = "") -> Result:
+            arguments = ("score", *arguments, "--coordinator", served.address)
+            return await asyncio.to_thread(CliRunner().invoke, main, arguments, input=text)
+
+        for text in (str(tokens), " ".join(map(str, tokens))):
+            shown = await run("--model", ENGINE.model, "--tokens", "-", "--output", "json", text=text)
+            (item,) = json.loads(shown.stdout)["instances"]
+            assert (item["instance"], item["matched_tokens"]) == ("n1/e", 48)
+        unknown = await run("--model", "other", "--tokens", "-", text="1 2")
+        assert f"models: {ENGINE.model}" in unknown.stderr
+        assert "write token ids" in (await run("--model", ENGINE.model, "--tokens", "-", text="one two")).stderr
+        assert "--model with --tokens" in (await run("--model", "m")).stderr
