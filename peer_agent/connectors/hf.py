@@ -117,7 +117,7 @@ class HfConnector:
         self.close()
 
     def save(self, cache: Any, tokens: Sequence[int], *, deadline_s: float | None = None) -> StoreResult:
-        """Stores the whole blocks of `tokens` that the cache holds; blocks that are there already are not copied.
+        """Stores the whole blocks of `tokens` that the cache holds; blocks that are there already are not stored again.
 
         cache: of this model, batch of one, as the model returned it. tokens: of the prompt, and of the answer if they are
         wanted, from the first one on. Raises InvalidInput for a cache that cannot be saved, with what to do.
