@@ -22,6 +22,8 @@ from kvdir.errors import Unavailable
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import Tier
 from kvdir.namespace import Namespace
+from kvdir.testing.fake_engine import FakeEngine
+from kvdir.testing.fake_engine import stored as engine_stored
 from kvdir.testing.wait import eventually
 from peer_agent.server.config import AgentConfig
 from peer_agent.testing import local_cluster
@@ -189,12 +191,36 @@ async def test_an_agent_tells_of_its_arena_when_events_out_is_set() -> None:
             fingerprints = cluster.blocks.chain(3)
             assert (await engine.store(fingerprints, cluster.blocks.data(fingerprints))).stored == 3
             consumer = Consumer(out, replay)
-            async with asyncio.timeout(10):
-                while consumer.held < 3:
-                    await consumer.ask(0)
+            await holds(consumer, 3)
             told = {event.packed[at : at + 8] for event in consumer.residency.held() for at in range(0, 8 * event.blocks, 8)}
             assert told == {item[:8] for item in fingerprints}
             consumer.context.destroy(linger=0)
+
+
+async def test_an_agent_tells_of_its_engines_when_one_restarts() -> None:
+    source = FakeEngine()
+    try:
+        with tempfile.TemporaryDirectory(prefix="kvdir-") as directory:
+            async with local_cluster(Path(directory), coordinator=False) as cluster:
+                out, replay = f"ipc://{directory}/out", f"ipc://{directory}/replay"
+                options = (f"vllm={source.endpoint}", "model=test", "hash=opaque", f"replay={source.replay_endpoint}")
+                source.publish(engine_stored(range(8)))
+                await cluster.start_agent("a", events_out=out, events_replay=replay, engine=options)
+                consumer = Consumer(out, replay)
+                await holds(consumer, 8)
+                source.kill()
+                source.start()
+                source.publish(engine_stored(range(3)))
+                await holds(consumer, 3)
+                consumer.context.destroy(linger=0)
+    finally:
+        source.close()
+
+
+async def holds(consumer: Consumer, blocks: int) -> None:
+    async with asyncio.timeout(20):
+        while consumer.held != blocks:
+            await consumer.ask(0)
 
 
 def test_addresses_are_refused_in_words_when_they_are_wrong() -> None:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvdir.engines import DIALECTS, Cleared, Door, Reason, Removed, Stored, decode
+from kvdir.engines.wire import MAX_HASHES
 from kvdir.location import Tier
 from kvdir.namespace import StateKind
 
@@ -86,6 +87,12 @@ def test_lengths_are_not_believed_when_they_are_longer_than_the_message() -> Non
     assert batch.rejected == {Reason.TRUNCATED_BATCH: 1}
     hashes = b"\x93" + encode(1.0) + b"\x92" + encode(GOOD) + b"\x82\xa4type\xabBlockStored\xacblock_hashes\xdd\xff\xff\xff\xff"
     assert kinds(decode("vllm", hashes)) == ["Stored"]
+
+
+def test_an_event_is_refused_when_it_has_more_hashes_than_any_engine_sends() -> None:
+    batch = read(GOOD | {"block_hashes": [1] * (MAX_HASHES + 1)}, GOOD)
+    assert kinds(batch) == ["Stored"]
+    assert batch.rejected == {Reason.TOO_LARGE: 1}
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
