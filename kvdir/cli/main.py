@@ -35,6 +35,9 @@ COMMANDS: Mapping[str, Entry] = {
     "nodes": Entry("kvdir.cli.query:nodes", "The nodes, what they hold, and how far that is trusted.", "Ask"),
     "trust": Entry("kvdir.cli.trust:trust", "Which figures are trusted, since when not, and why.", "Ask"),
     "lookup": Entry("kvdir.cli.query:lookup", "Who holds these blocks.", "Ask"),
+    "restore-points": Entry(
+        "kvdir.cli.restore_points:restore_points", "Where a prompt of a hybrid model can be resumed.", "Ask"
+    ),
     "score": Entry("kvdir.cli.score:score", "How much of a prompt each instance has.", "Ask"),
     "replica": Entry("kvdir.cli.replica:replica", "The copy of the directory in this node's shared memory.", "Ask"),
     "dump": Entry("kvdir.cli.query:dump", "Stream the whole directory.", "Ask"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -10,9 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner, Result
 
 import kvdir
 import peer_agent
+from kvdir.cli.main import main as kvdir_main
 from kvdir.client.aio import DirectoryClient
 from kvdir.client.state import lookup_state, lookup_state_async
 from kvdir.core.state_lookup import StateLookup
@@ -222,3 +225,24 @@ async def test_callers_own_mistakes_are_raised_and_failures_are_reasons(pair: Lo
         found = await lookup_state_async(client, HYBRID, PROMPT, deadline_s=0.5)
     assert found.points.best_tokens == 0
     assert found.reasons
+
+
+async def test_command_shows_points_and_what_holds_them_back(pair: LocalCluster) -> None:
+    for part, positions in ((FULL, [0, 1, 2, 3]), (WINDOW, [0, 1]), (RECURRENT, [1])):
+        await store(pair, "a", part, positions)
+
+    def run(*more: str) -> Result:
+        chosen = [fingerprint.hex() for fingerprint in PROMPT]
+        arguments = ["restore-points", *more, *chosen, "--coordinator", pair.coordinator_address]
+        return CliRunner().invoke(kvdir_main, arguments)
+
+    answer = await asyncio.to_thread(run, FULL.digest.hex()[:10], "--output", "json")
+    document = json.loads(answer.stdout)
+    assert (document["best_tokens"], document["points"]) == (32, [32])
+    assert [group["reach_tokens"] for group in document["groups"]] == [64, 32, 32]
+    assert [(node["node"], node["best_tokens"]) for node in document["nodes"]] == [("a", 32)]
+    shown = " ".join((await asyncio.to_thread(run, RECURRENT.digest.hex())).stdout.split())
+    assert "all nodes together 32 64 (4) 32 (2) 32 (1)" in shown
+    refused = await asyncio.to_thread(run, "00" * 32)
+    assert refused.exit_code != 0
+    assert "nobody has announced" in " ".join(refused.output.split())
