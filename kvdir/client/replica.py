@@ -55,12 +55,13 @@ METHOD: Final = "/kvdir.v1.Directory/Watch"
 
 @dataclass(slots=True)
 class _Copy:
-    """A region, what was applied to it, and where that came from."""
+    """A region, what was applied to it, where that came from, and of which namespaces it is."""
 
     region: RegionIndex
     roster: RegionRoster
     state: ReplicaState
     source: str
+    digests: frozenset[bytes]
 
 
 class Replica:
@@ -113,9 +114,7 @@ class Replica:
 
     def choose(self, digests: Iterable[bytes]) -> None:
         """Other namespaces from now on; none: all. The copy is made anew, and the one that is served ages until then."""
-        if self._digests != frozenset(digests):
-            self._digests = frozenset(digests)
-            self._anew = True
+        self._digests = frozenset(digests)
 
     def close(self) -> None:
         """The region goes; readers are told."""
@@ -220,8 +219,8 @@ class Replica:
 
     async def _hear(self, call: Any, address: str, patience: asyncio.Timeout) -> None:
         clock = asyncio.get_running_loop().time
-        credit, digests = CreditLine(self._window_bytes, now_s=time.monotonic()), self._digests
-        await _write(call, encode_start(self._start()))
+        credit, start = CreditLine(self._window_bytes, now_s=time.monotonic()), self._start()
+        await _write(call, encode_start(start))
         copy: _Copy | None = None
         while (data := await call.read()) is not grpc.aio.EOF:
             patience.reschedule(clock() + self._patience_s)
@@ -234,7 +233,7 @@ class Replica:
             credit.received(len(data))
             self._counters.received_bytes += len(data)
             if response.welcome is not None:
-                copy = self._welcomed(response.welcome, address, credit)
+                copy = self._welcomed(response.welcome, address, credit, frozenset(start.digests))
                 self._patience_s = max(self._silence_s, min(10 * response.welcome.beat_interval_s, PATIENCE_MAX_S))
             if copy is not None:
                 await self._apply(copy, response, credit)
@@ -246,20 +245,20 @@ class Replica:
                 return
             if copy is None:
                 raise RemoteProtocolError("the coordinator says something before its welcome")
-            if self._digests != digests:
-                return
+            if self._digests != start.digests:
+                return  # others are wanted now: to begin anew
             if response.beat is not None or credit.due:
                 await _write(call, encode_credit(credit.grant(now_s=time.monotonic())))
         raise RemoteProtocolError("the coordinator ended the call without a word")
 
     def _start(self) -> Start:
         served = self._served
-        if served is None or self._anew:
+        if served is None or self._anew or served.digests != self._digests:
             return Start(self._name, digests=self._digests, credit_bytes=self._window_bytes)
         state = served.state
         return Start(self._name, state.welcome.log_id, state.position, self._digests, self._window_bytes)
 
-    def _welcomed(self, welcome: Welcome, address: str, credit: CreditLine) -> _Copy:
+    def _welcomed(self, welcome: Welcome, address: str, credit: CreditLine, digests: frozenset[bytes]) -> _Copy:
         self._connected = True
         self._addresses.answered(address)
         self._last_error = ""
@@ -278,7 +277,7 @@ class Replica:
         roster = RegionRoster(region)
         state = ReplicaState(region, roster, welcome, started_s=credit.sent_s(0))
         source = f"{welcome.coordinator} ({address})" if welcome.coordinator else address
-        self._building = _Copy(region, roster, state, source)
+        self._building = _Copy(region, roster, state, source, digests)
         log.info("replica: snapshot of about %d blocks from %s", welcome.blocks, address)
         return self._building
 

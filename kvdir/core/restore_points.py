@@ -100,8 +100,9 @@ def restore_points(
     can_trim: bool = True,
 ) -> RestorePoints:
     """hits_by_group: per group one byte (or bool) per block from the start of the prompt, nonzero where it can be had; blocks
-    beyond the end of the list, or of the prompt, do not count. can_trim: whether the engine can resume inside a block, at the
-    last token of the prompt. Raises ValueError: no groups, or not one list a group.
+    beyond the end of the list, or of the prompt, do not count. block_tokens: of groups that do not say their own.
+    prompt_tokens: where the prompt ends (P); None: nobody knows, and every boundary is an ordinary one. can_trim: whether the
+    engine can resume inside a block, at the last token of the prompt. Raises ValueError: no groups, or not one list a group.
     """
     if not groups or len(groups) != len(hits_by_group):
         raise ValueError(f"{len(hits_by_group)} lists of hits for {len(groups)} state groups: pass one each, for one or more")

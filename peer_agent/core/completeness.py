@@ -53,10 +53,11 @@ class Completeness:
         if len(family) < 2 or namespace_digest in self._of:
             return ()
         found = self._of[namespace_digest] = self._families.setdefault(frozenset(family), _Family())
-        told = tuple(self._cleared(found, tier) for tier in found.complete if found.complete[tier])
+        tiers = [Tier(tier) for tier, blocks in found.complete.items() if blocks]
+        told = tuple(Event.cleared(tier, member) for tier in tiers for member in found.members)
         found.members.append(namespace_digest)
         found.complete.clear()
-        return tuple(event for events in told for event in events)
+        return told
 
     def publish(self, event: Event) -> tuple[Event, ...]:
         """The owner's blocks have changed so: what is to be published."""
@@ -147,9 +148,6 @@ class Completeness:
         found.complete[event.tier] = found.complete.get(event.tier, 0) + change * len(blocks)
         packed = b"".join(blocks)
         return tuple(event._replace(namespace_digest=member, packed=packed) for member in found.members)
-
-    def _cleared(self, found: _Family, tier: int) -> Iterable[Event]:
-        return [Event.cleared(Tier(tier), member) for member in found.members]
 
 
 def _blocks(event: Event) -> Iterable[bytes]:

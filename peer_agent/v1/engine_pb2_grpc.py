@@ -114,7 +114,8 @@ class EngineServicer(object):
         the engine lives. When it ends, for whatever reason, the session's locks are released and its reservations reclaimed:
         at once if the engine's presence lock (peer_agent/memory/presence.py) is gone, else when it goes, because the engine may
         still be writing. An engine holds that lock from before a Reserve until it has written to the slots or given them up.
-        Errors: NOT_FOUND namespace not configured here (with the difference to the nearest one in words).
+        Errors: NOT_FOUND namespace not served here (with the difference to the nearest one in words); RESOURCE_EXHAUSTED the agent
+        serves namespaces that engines bring along, and has no room for this one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
