@@ -17,7 +17,8 @@ from kvdir.core.admission import Welcomed
 from kvdir.core.directory import Directory, Hello, Limits
 from kvdir.core.event import Event
 from kvdir.core.namespaces import Announced
-from kvdir.core.score import Answered, Serving, score
+from kvdir.core.score import Answered, score
+from kvdir.core.serving import Engines, Serving
 from kvdir.fingerprint import Fingerprints
 from kvdir.index import Sketch, open_index
 from kvdir.location import Tier
@@ -50,7 +51,7 @@ def run_score_bench(*, advance: Advance = lambda n=1.0, text=None: None) -> dict
 def _row(instances: int, prompt: Fingerprints, rng: random.Random) -> dict[str, Any]:
     names = [f"n{number // 4}/vllm-{number % 4}" for number in range(instances)]
     directory = _filled(names, prompt, rng)
-    serving = [Serving(name, frozenset({SPACE.model})) for name in names]
+    serving = Engines(Serving(name, frozenset({SPACE.model})) for name in names)
     answer = directory.lookup(SPACE.digest, prompt, now_s=1.0)
     scores = score([[[Answered(SPACE, answer)]]], serving)
 

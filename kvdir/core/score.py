@@ -10,8 +10,9 @@ each rank has its own blocks and shares the arena. Per rank: the best tier of ev
   arena of its node. A node of which no engine is known to serve the model counts under its own name.
 - Every number is a hint with the trust of the streams it rests on; a hole in the answer ends the prefix, it is never bridged.
 
-Cost: vectorised over ranks and over stretches of equal holders, so it hardly depends on the number of blocks; parts with
-windows or recurrent state take one call of restore_points per distinct pattern of blocks. Pure.
+Cost: vectorised over ranks and over stretches of equal holders, so it hardly depends on the number of blocks, and not on how
+many nodes have none of the prompt; parts with windows or recurrent state take one call of restore_points per distinct pattern
+of blocks. Pure.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import numpy.typing as npt
 from kvdir.core.answer import Lookup
 from kvdir.core.instance import parse
 from kvdir.core.restore_points import restore_points
+from kvdir.core.serving import Engine, Engines
 from kvdir.errors import InvalidInput
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import NodeTrust, Tier
@@ -70,14 +72,6 @@ class ScorePart:
     def of(cls, namespace_digest: bytes, fingerprints: Fingerprints) -> ScorePart:
         """One namespace, one group."""
         return cls((ScoreGroup((ScoreName(namespace_digest, fingerprints),)),))
-
-
-class Serving(NamedTuple):
-    """A live stream. models: those it has announced namespaces of. admitted: trusted as far as the caller asks for."""
-
-    stream: str
-    models: frozenset[str]
-    admitted: bool = True
 
 
 class Answered(NamedTuple):
@@ -126,23 +120,23 @@ class Scores:
 
 def score(
     parts: Iterable[Sequence[Sequence[Answered]]],
-    serving: Iterable[Serving],
+    engines: Engines,
     *,
     weights: Mapping[Tier, float] = WEIGHTS,
     max_instances: int = 0,
     keep_empty: bool = False,
     unknown_namespaces: tuple[bytes, ...] = (),
 ) -> Scores:
-    """parts: groups of names, answered. serving: every live stream. keep_empty: also instances that serve a model of the parts
-    and have nothing. Raises InvalidInput when names of one group are of different kinds or block sizes.
+    """parts: groups of names, answered. keep_empty: also instances that serve a model of the parts and have nothing.
+
+    Raises InvalidInput when names of one group are of different kinds or block sizes.
     """
-    serving = tuple(serving)
     trusts: dict[str, NodeTrust] = {}
     answers: list[Lookup] = []
     best: dict[tuple[str, int], _Scored] = {}
     for groups in parts:
         answers += [name.answer for names in groups for name in names]
-        for scored in _part(groups, serving, weights, trusts, keep_empty):
+        for scored in _part(groups, engines, weights, trusts, keep_empty):
             known = best.get(scored.key)
             if known is None or (scored.score, scored.tokens) > (known.score, known.tokens):
                 best[scored.key] = scored
@@ -209,7 +203,7 @@ class _Held(NamedTuple):
 
 def _part(
     groups: Sequence[Sequence[Answered]],
-    serving: Sequence[Serving],
+    engines: Engines,
     weights: Mapping[Tier, float],
     trusts: dict[str, NodeTrust],
     keep_empty: bool,
@@ -220,10 +214,9 @@ def _part(
             for trust in answer.nodes:
                 numbers.setdefault(trust.node, len(numbers))
                 trusts[trust.node] = trust
-    rows = _rows(numbers, serving, frozenset(name.namespace.model for names in groups for name in names))
+    serving = engines.serving(frozenset(name.namespace.model for names in groups for name in names))
+    rows = _rows(numbers, serving, keep_empty=keep_empty)
     held = [_held(names, numbers) for names in groups]
-    if not keep_empty:
-        rows = [row for row in rows if max(row.own, row.arena) >= 0]
     if not rows:
         return []
     by_group = [item.rows(rows) for item in held]
@@ -248,16 +241,22 @@ def _part(
     ]
 
 
-def _rows(numbers: Mapping[str, int], serving: Sequence[Serving], models: frozenset[str]) -> list[_Row]:
-    """Ranks of engines that serve one of the models or hold something; nodes that hold something and have no such engine."""
-    engines = dict.fromkeys((stream for stream in numbers if parse(stream).engine), True)
-    engines |= {item.stream: item.admitted for item in serving if item.models & models and parse(item.stream).engine}
+def _rows(numbers: Mapping[str, int], serving: Mapping[str, Sequence[Engine]], *, keep_empty: bool) -> list[_Row]:
+    """Ranks of engines that hold something or whose node does; nodes that hold something and have no engine of the model.
+
+    keep_empty: ranks of all engines of the model.
+    """
+    nodes = {parse(stream).node for stream in numbers}
+    engines = {stream: True for stream in numbers if parse(stream).engine}
+    for node in serving if keep_empty else nodes:
+        engines |= {engine.stream: engine.admitted for engine in serving.get(node, ())}
     rows, carried = [], set()
     for stream, admitted in sorted(engines.items()):
         of = parse(stream)
         carried.add(of.node)
-        if admitted:
-            rows.append(_Row(of.instance, of.dp_rank or 0, numbers.get(stream, -1), numbers.get(of.node, -1)))
+        own, arena = numbers.get(stream, -1), numbers.get(of.node, -1)
+        if admitted and (keep_empty or max(own, arena) >= 0):
+            rows.append(_Row(of.instance, of.dp_rank or 0, own, arena))
     rows += [_Row(node, 0, -1, at) for node, at in numbers.items() if not parse(node).engine and node not in carried]
     return rows
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from kvdir.core.answer import Lookup
 from kvdir.core.namespaces import NamespaceTable
 from kvdir.core.node import Stream
-from kvdir.core.score import WEIGHTS, Answered, ScoreName, ScorePart, Scores, Serving, score
+from kvdir.core.score import WEIGHTS, Answered, ScoreName, ScorePart, Scores, score
+from kvdir.core.serving import Engines, Serving
 from kvdir.errors import TooLarge
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import MinTrust, NodeTrust, Tier
 from kvdir.server.coordinator import Coordinator
+
+REUSE_S = 0.01
+"""As long as a node's trust is reused: so late an engine is noticed that announced its first block just now."""
 
 
 class ScoreSource(Protocol):
@@ -24,6 +28,10 @@ class ScoreSource(Protocol):
 
     def serving(self, min_trust: MinTrust) -> Iterable[Serving]:
         """Every live stream."""
+        ...
+
+    def engines(self, min_trust: MinTrust) -> Engines:
+        """Of the live streams, at most REUSE_S old."""
         ...
 
     def trusts(self) -> Iterable[NodeTrust]:
@@ -39,19 +47,40 @@ class ScoreSource(Protocol):
         ...
 
 
+class RecentEngines:
+    """Engines made of `serving`, and made anew after REUSE_S: a busy coordinator of thousands of nodes builds few."""
+
+    def __init__(self, serving: Callable[[MinTrust], Iterable[Serving]], now_s: Callable[[], float]) -> None:
+        self._serving = serving
+        self._now_s = now_s
+        self._made: dict[MinTrust, tuple[float, Engines]] = {}
+
+    def __call__(self, min_trust: MinTrust) -> Engines:
+        now_s = self._now_s()
+        made = self._made.get(min_trust)
+        if made is None or now_s - made[0] >= REUSE_S:
+            made = self._made[min_trust] = now_s, Engines(self._serving(min_trust))
+        return made[1]
+
+
 class DirectoryScores:
     """ScoreSource over the coordinator's own directory: never waits."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
+        self.engines = RecentEngines(self.serving, coordinator.now_s)
 
     @property
     def namespaces(self) -> NamespaceTable:
         return self._coordinator.directory.namespaces
 
     def serving(self, min_trust: MinTrust) -> Iterable[Serving]:
+        known: dict[frozenset[bytes], frozenset[str]] = {}
         for stream in self._live():
-            yield Serving(stream.node, models_of(self.namespaces, stream.namespaces), min_trust.admits(stream.state))
+            models = known.get(stream.namespaces)
+            if models is None:
+                models = known[stream.namespaces] = models_of(self.namespaces, stream.namespaces)
+            yield Serving(stream.node, models, min_trust.admits(stream.state))
 
     def trusts(self) -> Iterable[NodeTrust]:
         now_s = self._coordinator.now_s()
@@ -103,7 +132,7 @@ async def scored(
             answered.append(await asyncio.gather(*(_answered(source, names, min_trust) for names in groups)))
     return score(
         answered,
-        source.serving(min_trust),
+        source.engines(min_trust),
         weights=weights or WEIGHTS,
         max_instances=max_instances,
         keep_empty=keep_empty,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import random
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from kvdir.testing.fake_node import FakeNode
 from kvdir.testing.indexing import FakeFollowed, call, indexing_fakes
 from kvdir.testing.served import Served, serving
 from kvdir.testing.shared import Shared, shared
+from kvdir.testing.wait import eventually
 
 GOLDEN = Path(__file__).parents[1] / "golden/indexer"
 MODEL = "deepseek"
@@ -443,6 +445,25 @@ async def test_calls_are_answered_when_slow_clients_hold_every_place_for_large_b
         answers = await asyncio.gather(*slow)
         assert all(answer.startswith(b"HTTP/1.1 408") for answer in answers)
         assert (await call(it.address, "/query", b" " * 200_000 + b"{}"))[0] == 400
+
+
+async def test_server_goes_on_when_clients_send_whatever_they_like() -> None:
+    rng = random.Random(7)
+    whole = b"POST /query HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 40\r\n\r\n" + b"[" * 40
+    sent = [rng.randbytes(rng.randrange(1, 400)) for _ in range(30)]
+    sent += [whole[: rng.randrange(1, len(whole))] for _ in range(30)]
+    for _ in range(60):  # a few bytes are others
+        broken = bytearray(whole)
+        for _ in range(rng.randrange(1, 4)):
+            broken[rng.randrange(len(broken))] = rng.randrange(256)
+        sent.append(bytes(broken))
+    async with api(HttpLimits(request_s=0.3, idle_s=0.3)) as it:
+        answers = await asyncio.gather(*(raw(it.address, item, end=True) for item in sent))
+        for item, answer in zip(sent, answers, strict=True):
+            assert not answer or answer.startswith((b"HTTP/1.1 4", b"HTTP/1.1 100")), (item, answer)
+            assert b" 500 " not in answer
+        assert (await call(it.address, "/health"))[0] == 200
+        await eventually(lambda: it.server.connections == 0)
 
 
 async def test_port_that_is_taken_is_named_when_the_server_starts() -> None:

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvdir.core.instance import parse
-from kvdir.core.score import WEIGHTS, Answered, Serving, score
+from kvdir.core.score import WEIGHTS, Answered, score
+from kvdir.core.serving import Engines, Serving
 from kvdir.location import Tier
 from kvdir.namespace import Namespace
 from kvdir.testing.made_answer import made_answer
@@ -77,7 +78,7 @@ def check(kinds: Sequence[tuple[str, Sequence[Namespace]]], holders: Sequence[Se
         [Answered(namespace, made_answer(who, BLOCKS)) for namespace, who in zip(namespaces, group, strict=False)]
         for (_, namespaces), group in zip(kinds, holders, strict=True)
     ]
-    found = score([answered], [Serving(stream, frozenset({MODEL})) for stream in served], keep_empty=True)
+    found = score([answered], Engines(Serving(stream, frozenset({MODEL})) for stream in served), keep_empty=True)
     allowed = ranks(part, served)
     expected = {key: tuple(longest(part, streams, level) * TOKENS for level in Tier) for key, streams in allowed.items()}
     assert {(item.instance, rank.dp_rank): rank.through for item in found.instances for rank in item.ranks} == expected

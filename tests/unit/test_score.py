@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvdir.core.score import Answered, Scores, Serving, score
+from kvdir.core.score import Answered, Scores, score
+from kvdir.core.serving import Engines, Serving
 from kvdir.errors import InvalidInput
 from kvdir.location import Tier
 from kvdir.namespace import Namespace
@@ -23,8 +24,11 @@ FULL = announced()
 WINDOW = announced(kind="sliding_window", window_tokens=32)
 
 
-def serves(*streams: str, model: str = MODEL) -> list[Serving]:
-    return [Serving(stream, frozenset({model})) for stream in streams]
+NOBODY = Engines(())
+
+
+def serves(*streams: str, model: str = MODEL) -> Engines:
+    return Engines(Serving(stream, frozenset({model})) for stream in streams)
 
 
 def matched(scores: Scores) -> dict[str, int]:
@@ -59,7 +63,13 @@ def test_arena_continues_what_each_engine_of_its_node_has_when_named_in_both_nam
 
 def test_arena_counts_only_for_engines_of_the_model_when_several_share_a_node() -> None:
     names = [Answered(EXAMPLE_NAMESPACE, answer({"n1": {CPU: [0]}, "n2": {CPU: [0]}}, 1))]
-    scores = score([[names]], [*serves("n1/a", model=EXAMPLE_NAMESPACE.model), *serves("n1/b", "n2/b", model="other")])
+    scores = score(
+        [[names]],
+        Engines(
+            Serving(stream, frozenset({model}))
+            for stream, model in (("n1/a", EXAMPLE_NAMESPACE.model), ("n1/b", "other"), ("n2/b", "other"))
+        ),
+    )
     assert matched(scores) == {"n1/a": 16, "n2": 16}
 
 
@@ -96,12 +106,12 @@ def test_best_part_counts_when_a_prompt_is_cut_into_other_blocks() -> None:
 def test_names_are_refused_when_their_blocks_are_not_the_same() -> None:
     names = [Answered(FULL, answer({}, 4)), Answered(WINDOW, answer({}, 4))]
     with pytest.raises(InvalidInput, match="parts of their own"):
-        score([[names]], ())
+        score([[names]], NOBODY)
 
 
 def test_engine_below_the_trust_asked_for_is_left_out_with_its_nodes_arena_when_scored() -> None:
     names = [Answered(EXAMPLE_NAMESPACE, answer({"n1": {CPU: [0]}}, 1))]
-    doubtful = [Serving("n1/e", frozenset({EXAMPLE_NAMESPACE.model}), admitted=False)]
+    doubtful = Engines([Serving("n1/e", frozenset({EXAMPLE_NAMESPACE.model}), admitted=False)])
     assert score([[names]], doubtful).instances == ()
 
 
@@ -116,8 +126,8 @@ def test_best_instances_come_first_when_there_are_more_than_asked_for() -> None:
 
 def test_weights_decide_the_order_when_the_caller_gives_them() -> None:
     part = [[Answered(FULL, answer({"n1/e": {GPU: range(2)}, "n2/e": {DISK: range(8)}}, 8))]]
-    assert [item.instance for item in score([part], (), weights={GPU: 1.0}).instances] == ["n1/e", "n2/e"]
-    assert [item.instance for item in score([part], (), weights={DISK: 1.0}).instances] == ["n2/e", "n1/e"]
+    assert [item.instance for item in score([part], NOBODY, weights={GPU: 1.0}).instances] == ["n1/e", "n2/e"]
+    assert [item.instance for item in score([part], NOBODY, weights={DISK: 1.0}).instances] == ["n2/e", "n1/e"]
 
 
 def test_doubts_about_an_answer_are_said_when_any_lookup_had_them() -> None:
@@ -125,9 +135,19 @@ def test_doubts_about_an_answer_are_said_when_any_lookup_had_them() -> None:
         Answered(FULL, answer({}, 4, warming=True, below_trust=2)),
         Answered(EXAMPLE_NAMESPACE, answer({}, 4, incomplete=True)),
     ]
-    scores = score([[names]], ())
+    scores = score([[names]], NOBODY)
     assert (scores.warming, scores.incomplete, scores.below_trust, scores.instances) == (True, True, 2, ())
 
 
 def test_nothing_matches_when_nothing_is_asked() -> None:
     assert score([[[Answered(FULL, answer({"n1/e": {}}, 0))]]], serves("n1/e")).instances == ()
+
+
+def test_engine_is_found_by_node_and_model_when_it_announced_it() -> None:
+    engines = Engines(
+        [Serving("n1", frozenset({"a"})), Serving("n1/e@0", frozenset({"a", "b"})), Serving("n2/e", frozenset({"b"}), False)]
+    )
+    assert engines.serving(frozenset({"a"})) == {"n1": [("n1/e@0", True)]}
+    assert engines.serving(frozenset({"b", "none"})) == {"n1": [("n1/e@0", True)], "n2": [("n2/e", False)]}
+    assert engines.serving(frozenset({"a", "b"}))["n2"] == [("n2/e", False)]
+    assert not engines.serving(frozenset({"none"}))

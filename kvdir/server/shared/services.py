@@ -12,7 +12,7 @@ from kvdir.core.admission import Refused
 from kvdir.core.answer import Lookup
 from kvdir.core.event import Batch
 from kvdir.core.namespaces import NamespaceTable
-from kvdir.core.score import Serving
+from kvdir.core.serving import Serving
 from kvdir.errors import Overloaded, Unavailable, Unsupported
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import PROTOCOL_VERSION, MinTrust, NodeTrust
@@ -22,7 +22,7 @@ from kvdir.server.coordinator import fenced_response
 from kvdir.server.directory_service import DirectoryService
 from kvdir.server.events_service import read_hello, write_all
 from kvdir.server.lookup_source import PREFIX
-from kvdir.server.score_source import models_of
+from kvdir.server.score_source import RecentEngines, models_of
 from kvdir.server.shared.coordinator import SharedCoordinator
 from kvdir.server.shared.session import End, Goodbye, Message, ReplayUnavailable, Session
 from kvdir.store.base import Fenced
@@ -55,6 +55,7 @@ class StoreScores:
 
     def __init__(self, coordinator: SharedCoordinator) -> None:
         self._coordinator = coordinator
+        self.engines = RecentEngines(self.serving, coordinator.now_s)
 
     @property
     def namespaces(self) -> NamespaceTable:
