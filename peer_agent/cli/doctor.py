@@ -145,8 +145,9 @@ def _agent(address: str, timeout_s: float) -> tuple[AgentFacts | None, tuple[Eng
 
 
 def _wanted(config: AgentConfig) -> int:
-    """Bytes that the arena will take."""
-    return (config.arena_bytes if config.namespaces else 0) + config.accept_bytes * config.accept_namespaces
+    """Bytes that the arena will take, and the replica may."""
+    arena_bytes = (config.arena_bytes if config.namespaces else 0) + config.accept_bytes * config.accept_namespaces
+    return arena_bytes + (config.replica_max_bytes if config.replica else 0)
 
 
 def _shared_memory(path: str, wanted_bytes: int) -> SharedMemory | None:

@@ -65,6 +65,7 @@ class FakeHostPool:
     ) -> None:
         self.layout, self.page_size, self.layer_num = layout, page_size, layers
         self.head_num, self.head_dim, self.dtype = heads, head_dim, dtype
+        self.size_per_token = self._components * layers * heads * head_dim * 2
         slots = pages * page_size
         lead = (layers, slots) if layout == "layer_first" else (slots, layers)
         self.kv_buffer: Any = np.zeros((self._components, *lead, heads, head_dim), np.float16)
@@ -118,6 +119,21 @@ class FakeLatentPool(FakeHostPool):
     kv_lora_rank = 8
 
 
+class FakeKeyPool(FakeLatentPool):
+    """K alone, in `k_buffer`: as in SGLang, its kv_buffer is None."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.k_buffer, self.kv_buffer = self.kv_buffer[0], None
+
+    def _runs(self, start: int) -> list[Array]:
+        return [self.k_buffer[start : start + self.page_size]]
+
+    def _page(self, start: int) -> Array:
+        page: Array = self.k_buffer[start : start + self.page_size]
+        return page
+
+
 class FakeStatePool(FakeHostPool):
     """Mamba: a page is the state at one boundary, in one slot; it cannot be flattened."""
 
@@ -135,6 +151,7 @@ class FakeLogicalPool:
     """Indices without bytes: the side pools of some models hold everything."""
 
     kv_buffer = None
+    size_per_token = 0
     layout = "page_first"
     dtype = "float16"
 

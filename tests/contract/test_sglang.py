@@ -19,6 +19,7 @@ from kvdir.namespace import Namespace, StateKind
 from peer_agent.testing import LocalCluster, local_cluster, sglang_contract
 from peer_agent.testing.sglang_pools import (
     FakeHostPool,
+    FakeKeyPool,
     FakeLatentPool,
     FakeLogicalPool,
     FakeStatePool,
@@ -181,6 +182,16 @@ async def test_side_pools_decide_alone_when_the_kv_pool_is_logical(rig: Rig) -> 
     assert stored == {"swa": [True, True]}
     found = await asyncio.to_thread(backend.batch_exists_v2, names, [PoolTransfer(PoolName.SWA)])
     assert (found.kv_hit_pages, found.restorable_prefix_pages) == (2, [1, 2])
+
+
+async def test_bytes_are_moved_when_a_pool_has_them_elsewhere_than_in_its_kv_buffer(rig: Rig) -> None:
+    pool = FakeKeyPool()
+    backend = await rig.backend("a", {"kv": pool})
+    pool.fill([0], seed=6)
+    assert await asyncio.to_thread(backend.batch_get_v1, page_keys(1), slots(pool, [2])) == [False]
+    assert await asyncio.to_thread(backend.batch_set_v1, page_keys(1), slots(pool, [0])) == [True]
+    assert await asyncio.to_thread(backend.batch_get_v1, page_keys(1), slots(pool, [2])) == [True]
+    assert pool.page_bytes(8) == pool.page_bytes(0)
 
 
 async def test_nothing_is_found_when_a_pool_was_never_registered(rig: Rig) -> None:

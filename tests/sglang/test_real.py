@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib
 import inspect
@@ -13,6 +14,7 @@ import pytest
 
 from peer_agent.connectors.sglang.hits import PoolHits, leading, usable
 from peer_agent.testing import sglang_contract
+from peer_agent.testing.sglang_pools import FakeHostPool, FakeLogicalPool
 
 pytestmark = pytest.mark.sglang
 
@@ -125,3 +127,29 @@ def _file_backend(there: set[str]) -> Any:
     backend._collect_existing_component_keys = lambda *_: there
     backend._get_component_key = lambda key, name=None: key if name is None else f"{key}.{name}"
     return backend
+
+
+def _source_of(file: str, name: str) -> ast.ClassDef:
+    """A class of SGLang's that cannot be imported without CUDA, as it is written."""
+    assert sglang.__file__
+    tree = ast.parse((Path(sglang.__file__).parent / file).read_text())
+    return next(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == name)
+
+
+@pytest.mark.parametrize(
+    ("file", "name"), [("pool_host/mha.py", "MHATokenToKVPoolHost"), ("pool_host/mla.py", "MLATokenToKVPoolHost")]
+)
+def test_host_pools_have_what_we_call_when_their_source_is_read(file: str, name: str) -> None:
+    methods = {node.name: node for node in _source_of(file, name).body if isinstance(node, ast.FunctionDef)}
+    for method in ("get_page_buffer_meta", "get_data_page", "get_dummy_flat_data_page", "set_from_flat_data_page"):
+        theirs = [argument.arg for argument in methods[method].args.args]
+        ours = list(inspect.signature(getattr(FakeHostPool, method)).parameters)
+        assert theirs == ours, method
+
+
+def test_a_logical_pool_is_told_by_its_size_when_its_source_is_read() -> None:
+    """The backend's rule; and that kv_buffer does not tell: K-only pools leave it None."""
+    assert "self.size_per_token = 0" in ast.unparse(_source_of("memory_pool_host.py", "LogicalHostPool"))
+    k_only = ast.unparse(_source_of("pool_host/mha.py", "MHATokenToKOnlyPoolHost"))
+    assert "self.k_buffer = alloc_func(" in k_only
+    assert FakeLogicalPool.size_per_token == 0

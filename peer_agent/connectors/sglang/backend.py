@@ -42,8 +42,10 @@ class KvdirHiCache(HiCacheStorage):
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
         super().register_mem_pool_host(mem_pool_host)
         self._page_tokens = int(mem_pool_host.page_size)
-        self._logical = getattr(mem_pool_host, "kv_buffer", None) is None
-        if not self._logical:  # a logical pool has indices and no bytes: its side pools have them
+        # A logical pool has indices and no bytes: its side pools have them. Not told by its kv_buffer, which is None for pools
+        # that keep K alone as well: whose pages, taken for logical, would count as loaded without a byte.
+        self._logical = getattr(mem_pool_host, "size_per_token", None) == 0
+        if not self._logical:
             self._add(KV, mem_pool_host, runs=self._in_place)
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
