@@ -113,29 +113,39 @@ def check_coordinators(facts: ClusterFacts) -> list[Finding]:
 
 
 def check_streams(facts: ClusterFacts) -> list[Finding]:
-    """streams: is every node heard, and are its figures trusted."""
-    out = []
-    for node, view in sorted(facts.nodes().items()):
-        trust = view.trust
-        if trust.state is StreamState.SYNCED:
-            continue
-        silent = trust.state is StreamState.STALE
-        out.append(
-            Finding(
-                check="streams",
-                verdict=Verdict.FAULT if silent else Verdict.WARNING,
-                subject=node,
-                seen=f"{trust.state.name.lower()}: {trust.reason or 'no reason given'}; heard {trust.age_s:.1f} s ago",
-                meaning="its blocks are left out of answers soon" if silent else "what is known of it may be incomplete",
-                fix="is its agent running, and does it reach this coordinator? `peer-agent inventory` there says"
-                if silent
-                else "it repairs itself; if not within a minute: `kvdir story " + node + "`",
-            )
-        )
-    if not facts.nodes():
+    """streams: is every node heard, at every coordinator, and are its figures trusted."""
+    everybody = facts.nodes()
+    if not everybody:
         words = "no agent publishes here: name this coordinator in `coordinators` of an agent"
-        out.append(_warning("streams", "", "no node has said hello", "nothing can be found", words))
-    return out or [in_order("streams", f"{len(facts.nodes())} streams, all synced")]
+        return [_warning("streams", "", "no node has said hello", "nothing can be found", words)]
+    out: list[Finding] = []
+    for item, _ in facts.answering:
+        at = f" at {item.address}" if len(facts.coordinators) > 1 else ""
+        views = {view.trust.node: view for view in item.nodes if view.trust.state is not StreamState.FENCED}
+        out += [_untrusted(view, at) for view in views.values() if view.trust.state is not StreamState.SYNCED]
+        out += [
+            _warning(
+                "streams", node + at, "this coordinator has not heard of it", "who asks here does not find its blocks",
+                "name every coordinator in `coordinators` of every agent; is one not reached from there?",
+            )
+            for node in sorted(everybody.keys() - views.keys())
+        ]  # fmt: skip
+    return out or [in_order("streams", f"{len(everybody)} streams, all synced")]
+
+
+def _untrusted(view: NodeView, at: str) -> Finding:
+    trust = view.trust
+    silent = trust.state is StreamState.STALE
+    return Finding(
+        check="streams",
+        verdict=Verdict.FAULT if silent else Verdict.WARNING,
+        subject=trust.node + at,
+        seen=f"{trust.state.name.lower()}: {trust.reason or 'no reason given'}; heard {trust.age_s:.1f} s ago",
+        meaning="its blocks are left out of answers soon" if silent else "what is known of it may be incomplete",
+        fix="is its agent running, and does it reach this coordinator? `peer-agent inventory` there says"
+        if silent
+        else f"it repairs itself; if not within a minute: `kvdir story {trust.node}`",
+    )
 
 
 def check_names(facts: ClusterFacts) -> list[Finding]:

@@ -134,6 +134,16 @@ def test_no_other_check_speaks_up_when_no_coordinator_answers() -> None:
     assert [item.check for item in findings] == ["coordinator"]
 
 
+def test_each_coordinator_is_judged_when_a_node_is_heard_by_one_of_them_only() -> None:
+    first = coordinator(node("a", MODEL), node("b", MODEL))
+    second = dataclasses.replace(coordinator(node("a", MODEL, state=StreamState.STALE, age_s=9.0)), address="d:7400")
+    found = {item.subject: item for item in examine(cluster(first, second)) if item.check == "streams"}
+    assert {subject: item.verdict for subject, item in found.items()} == {
+        "a at d:7400": Verdict.FAULT, "b at d:7400": Verdict.WARNING,
+    }  # fmt: skip
+    assert "has not heard of it" in found["b at d:7400"].seen
+
+
 def test_lookups_are_not_judged_when_few_were_asked_for() -> None:
     facts = cluster(coordinator(node("a", MODEL), lookup_hits=0, lookup_blocks=99))
     assert worst(examine(facts)) is Verdict.OK
