@@ -103,6 +103,10 @@ class FakeEngine:
             self._keep(event)
         return self.send(msgspec.msgpack.encode([time.time(), list(events), self._rank]), lost=lost)
 
+    def publish_stored(self, hashes: list[int]) -> None:
+        """One batch with one event (check_engine_publisher.Publisher)."""
+        self.publish(stored(hashes))
+
     def send(self, payload: bytes, *, lost: bool = False) -> int:
         """Whatever it is, as the payload of one batch."""
         seq = self.next_seq
