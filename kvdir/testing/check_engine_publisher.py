@@ -65,7 +65,7 @@ class _Subscriber:
         self._dealers.append(dealer)
         dealer.connect(self._publisher.replay_endpoint)
         dealer.send_multipart([b"", first_seq.to_bytes(8, "big")])
-        frames = []
+        frames: list[Frame] = []
         while dealer.poll(WAIT_MS):
             frame = read_frame(dealer.recv_multipart())
             assert frame is not None, "a replayed message has no known form"

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from kvdir.client.publisher import Backoff, Publisher, PublisherIdentity
-from kvdir.core.event import Event, EvictRequest, EvictResult, HeartbeatFigures, OwnerCount
+from kvdir.core.event import NO_DOUBT, Event, EvictRequest, EvictResult, HeartbeatFigures, OwnerCount
 from kvdir.core.outbox import OwnerOutbox
 from kvdir.core.sketches import OwnerSketches
 from kvdir.fingerprint import Fingerprints
@@ -79,6 +79,10 @@ class Life:
         """Why it may publish no more, by number of the coordinator that said so."""
         self.known = True
         """Whether the agent knows what it holds; not after its engine's bus has lost events, until it has asked."""
+        self.doubt = NO_DOUBT
+        self._unsaid: set[Item] = set()
+        self._unheld: set[Item] = set()
+        """What differs between the truth and what was said, since the engine lost events and cannot restate."""
         self.left_s: float | None = None
         self.died_s: float | None = None
         for digest, tier, fingerprints in by_place(held):
@@ -99,6 +103,7 @@ class Life:
                 linger_s=0.0,
                 chunk_blocks=setup.chunk_blocks,
                 dial=partial(dial, node.name, epoch),
+                doubt=lambda: self.doubt,
             )
             for number, dial in enumerate(setup.dials)
         ]
@@ -153,7 +158,7 @@ class Life:
         if not self.node.setup.exact:
             return fingerprints
         return fingerprints.select(
-            at for at, item in enumerate(items_of(digest, tier, fingerprints)) if (item in self.ledger.held) is held
+            at for at, item in enumerate(items_of(digest, tier, fingerprints)) if (item in self.believed) is held
         )
 
     def cleared(self, digest: bytes, tier: Tier) -> None:
@@ -162,6 +167,9 @@ class Life:
 
     def say(self, event: Event, *, added: Iterable[Item] = (), removed: Iterable[Item] = ()) -> None:
         """A change and the event that stands for it, which need not be one that anybody understands."""
+        added, removed = list(added), list(removed)
+        for differing in (self._unsaid, self._unheld):
+            differing.difference_update(added, removed)
         self.ledger.change(added=added, removed=removed)
         sketches, self.outbox.sketches = (
             self.outbox.sketches,
@@ -180,9 +188,34 @@ class Life:
         if self.known:
             self.restate()
 
+    @property
+    def believed(self) -> set[Item]:
+        """What the agent takes for held."""
+        return (self.ledger.held - self._unsaid) | self._unheld
+
+    def engine_lost(self, *, added: set[Item], removed: set[Item]) -> None:
+        """The engine's changes were lost for good. The agent sees that some were, with the next event, of something else."""
+        self.doubt = self.doubt.begun(f"the engine lost events behind {self.outbox.last_seq}")
+        for publisher in self.publishers:
+            publisher.doubted()
+        new, gone = added - self.ledger.held, removed & self.ledger.held
+        self.ledger.change(added=new, removed=gone)
+        self._unsaid, self._unheld = (self._unsaid - gone) | (new - self._unheld), (self._unheld - new) | (gone - self._unsaid)
+        elsewhere = Fingerprints.of([fingerprint_of(-1 & 0xFFFF)])
+        self.outbox.append(Event.removed(Tier.CPU, self.node.setup.digests[0], elsewhere))
+        self.restate()
+
+    def engine_emptied(self) -> None:
+        """The engine clears its cache, and says so: what was lost before does not matter any more."""
+        for tier in Tier:
+            self.cleared(b"", tier)
+        self._unsaid, self._unheld = set(), set()
+        self.restate()
+        self.doubt = self.doubt.ended()
+
     def restate(self) -> list[Event]:
-        """Everything that is held, also for the sketches."""
-        held = [Event.stored(tier, digest, Fingerprints.of(items)) for digest, tier, items in by_place(self.ledger.held)]
+        """Everything that is held as far as the agent knows, also for the sketches."""
+        held = [Event.stored(tier, digest, Fingerprints.of(items)) for digest, tier, items in by_place(self.believed)]
         if self.outbox.sketches is not None:
             self.outbox.sketches.restate(held)
         return held
@@ -194,7 +227,7 @@ class Life:
         return self.outbox.last_seq, self.restate()
 
     def _heartbeat(self) -> HeartbeatFigures:
-        held = sorted(count(self.ledger.held).items())
+        held = sorted(count(self.believed).items())
         counts = tuple(OwnerCount(digest, tier, blocks) for (digest, tier), blocks in held)
         return HeartbeatFigures(len(self.ledger.held), 1 << 30, counts if self.known else None)
 
@@ -303,6 +336,20 @@ class LocalNode:
             removed=items_of(digest, tier, fingerprints_of(removed)),
             known=known,
         )
+
+    def lose_engine_events(
+        self, *, stored: Blocks = (), removed: Blocks = (), tier: Tier = Tier.CPU, namespace: int = 0
+    ) -> None:
+        """As `lose`, but nobody can ever say what it was: the agent is in doubt until `engine_empties`."""
+        digest = self._digest(namespace)
+        self.life.engine_lost(
+            added=set(items_of(digest, tier, fingerprints_of(stored))),
+            removed=set(items_of(digest, tier, fingerprints_of(removed))),
+        )
+
+    def engine_empties(self) -> None:
+        """The engine clears its cache."""
+        self.life.engine_emptied()
 
     def change_silently(self, *, stored: Blocks = (), removed: Blocks = (), tier: Tier = Tier.CPU, namespace: int = 0) -> None:
         """A bug: the contents change, and no number says so."""
