@@ -21,3 +21,12 @@ async def eventually(condition: Callable[[], object | Awaitable[object]], *, wit
 
 async def _value(value: object | Awaitable[object]) -> object:
     return await value if inspect.isawaitable(value) else value
+
+
+def wait_until(condition: Callable[[], object], *, within_s: float = 20.0, what: str = "") -> None:
+    """As `eventually`, for tests without an event loop."""
+    deadline_s = time.monotonic() + within_s
+    while not condition():
+        if time.monotonic() > deadline_s:
+            raise AssertionError(f"not within {within_s:g} s: {what or condition}")
+        time.sleep(POLL_S)

@@ -11,8 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,11 +116,3 @@ class Nodes:
                 assert child.ready.get("event") == "ready", f"{name} did not start: {line}"
                 return child
         raise AssertionError(f"{name} did not start: {(self.directory / f'{name}.log').read_text()[-2000:]}")
-
-
-def wait_for(condition: Callable[[], object], what: str, *, within_s: float = 20.0) -> None:
-    """Until the condition holds; AssertionError says what did not happen."""
-    until_s = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < until_s, f"never came: {what}"
-        time.sleep(0.01)

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvdir.testing.wait import wait_until
 from tests.vllm.engines import BLOCK_TOKENS, Answer, Engine, Prompt, shared_prompts
-from tests.vllm.nodes import Nodes, wait_for
+from tests.vllm.nodes import Nodes
 
 POOL_BYTES = 16 << 20
 OWNER = "owner"
@@ -68,7 +69,9 @@ class World:
         self.wait_known(OWNER)
 
     def wait_known(self, node: str) -> None:
-        wait_for(lambda: 0 < self.nodes.held_blocks(node) == self.nodes.known_blocks(node), f"all blocks of {node} known")
+        wait_until(
+            lambda: 0 < self.nodes.held_blocks(node) == self.nodes.known_blocks(node), what=f"all blocks of {node} known"
+        )
 
     def reader(self, *more: str, **settings: Any) -> Engine:
         """An engine on a node whose agent holds nothing yet."""

@@ -1,4 +1,4 @@
-"""What the cluster has of a request's blocks, for vLLM's scheduler: asked once for all of its keys, answered from a table.
+"""What the cluster has of a request's blocks, for vLLM's scheduler: asked once for all of its keys, then known.
 
 Rules:
 - `look` never waits and never calls anybody. The node's replica answers at once; where it cannot (none, dead, too far behind),
@@ -13,10 +13,11 @@ Not thread-safe but for the one thread of its own: the scheduler's thread calls 
 from __future__ import annotations
 
 import enum
+import itertools
 import queue
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -68,10 +69,10 @@ class Session(Protocol):
 
 @dataclass(slots=True)
 class _Question:
-    """For the thread: parts of one request. answer: set once, before done."""
+    """For the thread: keys of one request. answer: set once, before done."""
 
+    keys: Sequence[bytes]
     parts: Sequence[GroupKeys]
-    size: int
     until_s: float
     answer: Bools | None = None
     done: bool = False
@@ -79,13 +80,15 @@ class _Question:
 
 @dataclass(slots=True)
 class _Request:
+    """asked: how many keys it had when it was answered; hits: those of them that somebody is said to hold."""
+
     adapter: bytes = b""
     excluded: bool = False
-    verdicts: dict[bytes, bool] = field(default_factory=dict)
+    asked: int = 0
+    hits: set[bytes] = field(default_factory=set)
     failed: set[bytes] = field(default_factory=set)
     fresh_until_s: float = 0.0
     question: _Question | None = None
-    asked: tuple[bytes, ...] = ()
 
 
 class Lookups:
@@ -119,23 +122,21 @@ class Lookups:
         request = self._requests.get(request_id)
         return request is not None and request.excluded
 
-    def look(self, request_id: str, key: bytes, keys: Iterable[bytes]) -> Verdict:
-        """Whether the block is somewhere. keys: all that the request may ask for, to be asked for at once."""
+    def look(self, request_id: str, key: bytes, keys: Collection[bytes]) -> Verdict:
+        """Whether the block is somewhere. keys: all of the request, this one among them; they may become more."""
         request = self._requests.get(request_id)
         if request is None:
             request = self._requests[request_id] = _Request()
         now_s = time.monotonic()
         if request.question is not None and not self._settled(request, now_s):
             return Verdict.WAIT
-        found = request.verdicts.get(key) if now_s < request.fresh_until_s else None
-        if found is None:
+        if now_s >= request.fresh_until_s or request.asked != len(keys):
             if request.excluded:
                 return Verdict.MISS
-            self._ask(request, [*keys, key], now_s)
+            self._ask(request, list(keys), now_s)
             if request.question is not None:
                 return Verdict.WAIT
-            found = request.verdicts[key]
-        return Verdict.HIT if found else Verdict.MISS
+        return Verdict.HIT if key in request.hits else Verdict.MISS
 
     def failed(self, request_id: str, keys: Iterable[bytes]) -> None:
         """A load did not bring these."""
@@ -147,14 +148,13 @@ class Lookups:
             self._failed[key] = until_s
             if request is not None:
                 request.failed.add(key)
-                request.verdicts[key] = False
+                request.hits.discard(key)
 
     def forget(self, request_id: str) -> None:
         self._requests.pop(request_id, None)
 
     def _ask(self, request: _Request, keys: list[bytes], now_s: float) -> None:
-        """Fills the request's table, or leaves a question open."""
-        request.asked = tuple(keys)
+        """Answers the request, or leaves a question open."""
         parts = by_group(keys, adapter=request.adapter)
         held = np.zeros(len(keys), np.bool_)
         for part in parts:
@@ -163,12 +163,12 @@ class Lookups:
                 break
             held[part.positions] = here
         else:
-            self._fill(request, held, now_s)
+            self._answer(request, keys, held, now_s)
             return
         if now_s < self._paused_until_s or not all(session.attached for session in self._sessions.values()):
-            self._fill(request, np.zeros(len(keys), np.bool_), now_s)
+            self._answer(request, keys, None, now_s)
             return
-        request.question = _Question(parts, len(keys), now_s + self._lookup_s)
+        request.question = _Question(keys, parts, now_s + self._lookup_s)
         self._questions.put(request.question)
 
     def _settled(self, request: _Request, now_s: float) -> bool:
@@ -182,19 +182,17 @@ class Lookups:
         else:
             held, self._paused_until_s = None, now_s + PAUSE_S
         request.question = None
-        self._fill(request, np.zeros(question.size, np.bool_) if held is None else held, now_s)
+        self._answer(request, question.keys, held, now_s)
         return True
 
-    def _fill(self, request: _Request, held: Bools, now_s: float) -> None:
-        request.verdicts = dict(zip(request.asked, held.tolist(), strict=True))
-        request.asked = ()
-        request.fresh_until_s = now_s + FRESH_S
-        for key in request.failed & request.verdicts.keys():
-            request.verdicts[key] = False
+    def _answer(self, request: _Request, keys: Sequence[bytes], held: Bools | None, now_s: float) -> None:
+        """held: whether somebody has each of the keys; None: nobody said."""
+        request.asked, request.fresh_until_s = len(keys), now_s + FRESH_S
+        request.hits = set(itertools.compress(keys, held.tolist())) if held is not None else set()
+        request.hits -= request.failed
         if self._failed:
             self._failed = {key: until_s for key, until_s in self._failed.items() if until_s > now_s}
-            for key in self._failed.keys() & request.verdicts.keys():
-                request.verdicts[key] = False
+            request.hits -= self._failed.keys()
 
     def _from_replica(self, part: GroupKeys) -> Bools | None:
         """None: it cannot say. A namespace that is not in a live replica has no blocks anywhere yet."""
@@ -215,7 +213,7 @@ class Lookups:
                 question.done = True
 
     def _from_agent(self, question: _Question) -> Bools | None:
-        held = np.zeros(question.size, np.bool_)
+        held = np.zeros(len(question.keys), np.bool_)
         for part in question.parts:
             session = self._sessions.get(part.group)
             left_s = question.until_s - time.monotonic()

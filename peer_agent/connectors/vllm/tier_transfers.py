@@ -72,7 +72,10 @@ class Ended:
 
 
 class Transfers:
-    """sessions: by KV cache group. pool: (rows, row bytes) uint8, vLLM's host pool, which outlives this."""
+    """sessions: by KV cache group. pool: (rows, row bytes) uint8, vLLM's host pool, which outlives this.
+
+    draining: loads begin no other batch.
+    """
 
     def __init__(
         self,
@@ -95,7 +98,7 @@ class Transfers:
         self._flight_bytes = 0
         self._ended: list[Ended] = []
         self._counts: collections.Counter[str] = collections.Counter()
-        self._draining = False
+        self.draining = False
 
     @property
     def pending(self) -> int:
@@ -129,9 +132,9 @@ class Transfers:
     def drain(self) -> None:
         """Until nothing touches the pool; loads do not begin another batch. Bounded by load_s or store_s."""
         with self._changed:
-            self._draining = True
+            self.draining = True
             self._changed.wait_for(lambda: self._running == 0)
-            self._draining = False
+            self.draining = False
 
     def close(self) -> None:
         """Ends the threads and lets go of the pool. Idempotent."""
@@ -161,7 +164,7 @@ class Transfers:
         for part in by_group(job.keys, adapter=job.adapter):
             session = self._sessions[part.group]
             for start, count in self._batches(len(part.positions)):
-                if self._draining:
+                if self.draining:
                     return
                 positions = part.positions[start : start + count]
                 rows = BlockRows(self._pool, job.rows[positions])
