@@ -55,6 +55,7 @@ class FakeNode:
         loss: float = 0.0,
         seed: int = 0,
         standby: Standby | None = None,
+        peer_address: str = "",
     ) -> None:
         self.name = name
         self.namespace = namespace
@@ -64,7 +65,7 @@ class FakeNode:
         self.held: dict[Tier, set[bytes]] = {tier: set() for tier in Tier}
         self.fenced = ""
         self.evictions: list[EvictRequest] = []
-        identity = PublisherIdentity(name, self.epoch, f"{name}:7500", 0, (namespace,), "fake")
+        identity = PublisherIdentity(name, self.epoch, peer_address or f"{name}:7500", 0, (namespace,), "fake")
         self.publisher = Publisher(
             address,
             identity,

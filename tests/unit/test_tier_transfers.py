@@ -33,6 +33,7 @@ class Session:
     gate: threading.Event = field(default_factory=threading.Event)
     error: Exception | None = None
     present: int = 0
+    reason: str = ""
     calls: list[int] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
 
@@ -48,6 +49,8 @@ class Session:
 
     def load(self, fingerprints: Fingerprints, /, *, into: Any, deadline_s: float) -> LoadResult:
         self._begin(into)
+        if self.reason:
+            return LoadResult(statuses=bytes(len(fingerprints)), reason=self.reason)
         return LoadResult(statuses=bytes(self.status(item) for item in fingerprints))
 
     def store(self, fingerprints: Fingerprints, blocks: Any, /, *, deadline_s: float) -> StoreResult:
@@ -143,6 +146,15 @@ def test_jobs_are_refused_at_once_when_too_many_bytes_are_under_way(rig: Rig):
     assert (ended.job, ended.complete) == (first, True)
     rig.submit(keys(1))
     assert rig.ended()[0].complete
+
+
+def test_nobody_else_waits_when_the_agent_did_not_answer(rig: Rig):
+    rig.sessions[0].reason = "no answer"
+    rig.submit(keys(2))
+    assert not rig.ended()[0].complete
+    refused = rig.submit(keys(2))
+    assert [ended.job for ended in rig.transfers.finished()] == [refused]
+    assert rig.sessions[0].calls == [2]
 
 
 def test_store_is_complete_when_blocks_were_there_already(rig: Rig):

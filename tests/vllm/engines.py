@@ -21,7 +21,9 @@ Prompt = list[int]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """tokens: greedy. cached: prompt tokens that were not computed. took_s: of this prompt, or of its batch."""
+    """tokens: greedy. cached: prompt tokens that were not computed. took_s: of this prompt, or of its batch, less the time
+    that the machine had no processor for this thread.
+    """
 
     tokens: tuple[int, ...]
     cached: int
@@ -51,9 +53,9 @@ class Engine:
 
         how = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
         asked: list[Any] = [{"prompt_token_ids": prompt} | ({"cache_salt": salt} if salt else {}) for prompt in prompts]
-        began_s = time.monotonic()
+        began_s = time.monotonic() - _kept_waiting_s()
         answers = self.llm.generate(asked, how, use_tqdm=False, lora_request=lora)
-        took_s = time.monotonic() - began_s
+        took_s = time.monotonic() - _kept_waiting_s() - began_s
         return [Answer(tuple(item.outputs[0].token_ids), item.num_cached_tokens or 0, took_s) for item in answers]
 
     def one_by_one(self, prompts: Sequence[Prompt], *, forget: bool = False, tokens: int = 16) -> list[Answer]:
@@ -84,6 +86,11 @@ class Engine:
         ensure_kv_transfer_shutdown()
         del self.llm
         gc.collect()
+
+
+def _kept_waiting_s() -> float:
+    """How long this thread has been ready to run and did not, since it began (Linux, /proc/[pid]/schedstat)."""
+    return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
 
 
 def shared_prompts(count: int = 8) -> list[Prompt]:

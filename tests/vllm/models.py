@@ -43,8 +43,12 @@ def _save(kind: type, config: object, path: Path, seed: int) -> Path:
     generator = torch.Generator().manual_seed(seed)
     model = kind(config).to(torch.float32)
     with torch.no_grad():
-        for parameter in model.parameters():
+        for name, parameter in model.named_parameters():
             if parameter.ndim >= 2:
-                parameter.normal_(0, 0.25, generator=generator)
+                # Small where it is the head as well: else a token's own embedding, not attention, decides what comes next.
+                tied = "embed_tokens" in name and model.config.tie_word_embeddings
+                parameter.normal_(0, 0.02 if tied else 0.25, generator=generator)
+            elif name.endswith(("q_norm.weight", "k_norm.weight")):
+                parameter.fill_(1.0)  # Gemma adds one: sharper attention, which sees single tokens
     model.save_pretrained(path)
     return path

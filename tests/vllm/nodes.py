@@ -57,27 +57,27 @@ class Child:
 
 
 class Nodes:
-    """agents by node name. `engine(node)`: what vLLM's settings need to know."""
+    """children: agents by node name, and "coordinator". coordinator: its address."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.children: dict[str, Child] = {}
-        self._listen = "127.0.0.1:0"
+        self.coordinator = "127.0.0.1:0"
 
     def start_coordinator(self) -> str:
         """Again at the same address after it was ended."""
         child = self._start(
-            "coordinator", "-m", "kvdir", "serve", "--listen", self._listen, "--http-listen", "", "--heartbeat-interval-ms",
+            "coordinator", "-m", "kvdir", "serve", "--listen", self.coordinator, "--http-listen", "", "--heartbeat-interval-ms",
             "100", "--output", "json",
         )  # fmt: skip
-        self._listen = str(child.ready["grpc"])
-        return self._listen
+        self.coordinator = str(child.ready["grpc"])
+        return self.coordinator
 
     def start_agent(self, node: str, *more: str) -> Child:
         """An agent without a namespace file: engines bring theirs along."""
         return self._start(
             node, "-m", "peer_agent", "serve", "--node", node, "--accept-bytes", "16MiB", "--arena-path",
-            str(self.directory / node), "--huge-pages", "off", "--coordinators", self._listen, "--replica",
+            str(self.directory / node), "--huge-pages", "off", "--coordinators", self.coordinator, "--replica",
             "--listen", "127.0.0.1:0", "--http-listen", "", "--output", "json", "--grace-s", "1", *more,
         )  # fmt: skip
 
@@ -87,7 +87,7 @@ class Nodes:
 
     def known_blocks(self, node: str) -> int:
         """Blocks that the coordinator names for the node."""
-        with contextlib.suppress(KvdirError), Client(self._listen) as client:
+        with contextlib.suppress(KvdirError), Client(self.coordinator) as client:
             for view in client.nodes():
                 if view.trust.node == node:
                     return sum(item.blocks.value for item in view.holdings)

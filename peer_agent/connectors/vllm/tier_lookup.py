@@ -69,7 +69,7 @@ class Session(Protocol):
 
 @dataclass(slots=True)
 class _Question:
-    """For the thread: keys of one request. answer: set once, before done."""
+    """For the thread: keys of one request. answer: set once, before done; None: the agent did not answer."""
 
     keys: Sequence[bytes]
     parts: Sequence[GroupKeys]
@@ -175,14 +175,12 @@ class Lookups:
         """Whether the open question has been answered, or given up."""
         question = request.question
         assert question is not None
-        if question.done:
-            held = question.answer
-        elif now_s < question.until_s:
+        if not question.done and now_s < question.until_s:
             return False
-        else:
-            held, self._paused_until_s = None, now_s + PAUSE_S
+        if question.answer is None:
+            self._paused_until_s = now_s + PAUSE_S
         request.question = None
-        self._answer(request, question.keys, held, now_s)
+        self._answer(request, question.keys, question.answer, now_s)
         return True
 
     def _answer(self, request: _Request, keys: Sequence[bytes], held: Bools | None, now_s: float) -> None:
@@ -221,6 +219,8 @@ class Lookups:
                 return None
             if session is not None:
                 answer = session.lookup(part.fingerprints, deadline_s=left_s)
+                if answer.reason:
+                    return None
                 local, nominated = np.frombuffer(answer.local, np.uint8), np.frombuffer(answer.nominated, np.uint8)
                 held[part.positions] = (local | nominated) > 0
         return held

@@ -5,6 +5,7 @@ Rules:
   each out once, and `pending` counts what it has not handed out yet.
 - A load goes on as long as blocks arrive, batch by batch; a batch that brings none within load_s ends it. So an owner that
   died or hangs costs one load_s, and a healthy long load is not cut off.
+- An agent that has not answered a call is not asked again for PAUSE_S: jobs end at once meanwhile.
 - Bytes under way are bounded: beyond that a load ends at once without its keys, which are recomputed, and a store is not made.
 - Bytes go between pool and arena in one copy; what is there already is not copied again (the agent says so).
 Thread-safe.
@@ -33,6 +34,7 @@ log = logging.getLogger("vllm.kvdir")  # below "vllm", where an engine's logs ar
 
 BATCH_BYTES = 64 << 20
 BATCH_BLOCKS = 1024
+PAUSE_S = 1.0
 THREADS = 4
 
 Rows = np.ndarray[Any, np.dtype[np.int64]]
@@ -98,6 +100,7 @@ class Transfers:
         self._flight_bytes = 0
         self._ended: list[Ended] = []
         self._counts: collections.Counter[str] = collections.Counter()
+        self._paused_until_s = 0.0
         self.draining = False
 
     @property
@@ -110,7 +113,8 @@ class Transfers:
         """Returns at once."""
         size = len(job.keys) * self._pool.shape[1]
         with self._changed:
-            if self._flight_bytes and self._flight_bytes + size > self._max_flight_bytes:
+            full = self._flight_bytes and self._flight_bytes + size > self._max_flight_bytes
+            if full or time.monotonic() < self._paused_until_s:
                 self._counts["refused_loads" if job.is_load else "refused_stores"] += 1
                 self._ended.append(Ended(job, frozenset(), 0, 0.0))
                 return
@@ -124,10 +128,9 @@ class Transfers:
         return ended
 
     def counts(self) -> dict[str, int]:
-        """What happened since the last call; see COUNTERS in the shim."""
+        """What happened since the start; see COUNTERS in the shim."""
         with self._changed:
-            counts, self._counts = self._counts, collections.Counter()
-        return dict(counts)
+            return dict(self._counts)
 
     def drain(self) -> None:
         """Until nothing touches the pool; loads do not begin another batch. Bounded by load_s or store_s."""
@@ -177,7 +180,7 @@ class Transfers:
                     if number := result.count(status):
                         counts[f"load_{status.name.lower()}"] += number
                 if not hits:
-                    log.info("kvdir: a load of %d blocks ended: %s", len(job.keys), result)
+                    self._ended_early("load", len(job.keys), result.reason)
                     return
 
     def _store(self, job: Job, good: set[bytes], counts: collections.Counter[str]) -> None:
@@ -194,8 +197,13 @@ class Transfers:
                 if result.stored + result.present == count:
                     good.update(job.keys[position] for position in positions)
                 elif result.reason:
-                    log.info("kvdir: a store of %d blocks ended: %s", len(job.keys), result.reason)
+                    self._ended_early("store", len(job.keys), result.reason)
                     return
+
+    def _ended_early(self, what: str, blocks: int, reason: str) -> None:
+        log.info("kvdir: a %s of %d blocks ended early: %s", what, blocks, reason or "nothing came in time")
+        if reason:
+            self._paused_until_s = time.monotonic() + PAUSE_S
 
     def _batches(self, blocks: int) -> list[tuple[int, int]]:
         most = max(1, min(BATCH_BLOCKS, BATCH_BYTES // self._pool.shape[1]))

@@ -59,8 +59,8 @@ COUNTERS = {
     "store_stored": "blocks copied to this node's agent",
     "store_present": "blocks that it had already",
     "store_refused": "blocks for which it had no room",
-    "refused_loads": "loads refused for want of max_flight_bytes",
-    "refused_stores": "stores refused for want of max_flight_bytes",
+    "refused_loads": "loads refused: max_flight_bytes, or an agent that did not answer lately",
+    "refused_stores": "stores refused, for the same reasons",
     "errors": "transfers that failed for a reason that is in the log",
 }
 
@@ -112,6 +112,7 @@ class KvdirTier(SecondaryTierManager):
             max_flight_bytes=settings.max_flight_bytes,
         )
         self._hits = self._misses = 0
+        self._told: dict[str, int] = {}
         self._attach()
 
     def _attach(self) -> None:
@@ -189,13 +190,17 @@ class KvdirTier(SecondaryTierManager):
     def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, OffloadingMetricMetadata]:
         return {METRIC + name: OffloadingCounterMetadata(documentation=text) for name, text in COUNTERS.items()}
 
+    def counts(self) -> dict[str, int]:
+        """Since the start, by the names of COUNTERS."""
+        return self._transfers.counts() | {"lookup_hits": self._hits, "lookup_misses": self._misses}
+
     def get_stats(self) -> OffloadingConnectorStats | None:
         stats = OffloadingConnectorStats()
-        counts = self._transfers.counts() | {"lookup_hits": self._hits, "lookup_misses": self._misses}
-        self._hits = self._misses = 0
+        counts = self.counts()
         for name in COUNTERS.keys() & counts.keys():
-            if counts[name]:
-                stats.increase_counter(METRIC + name, counts[name])
+            if more := counts[name] - self._told.get(name, 0):
+                stats.increase_counter(METRIC + name, more)
+        self._told = counts
         return stats
 
 
