@@ -23,10 +23,10 @@ async def _value(value: object | Awaitable[object]) -> object:
     return await value if inspect.isawaitable(value) else value
 
 
-def wait_until(condition: Callable[[], object], *, within_s: float = 20.0, what: str = "") -> None:
+def wait_until(condition: Callable[[], object], what: str, *, within_s: float = 20.0) -> None:
     """As `eventually`, for tests without an event loop."""
     deadline_s = time.monotonic() + within_s
     while not condition():
         if time.monotonic() > deadline_s:
-            raise AssertionError(f"not within {within_s:g} s: {what or condition}")
+            raise AssertionError(f"not within {within_s:g} s: {what}")
         time.sleep(POLL_S)

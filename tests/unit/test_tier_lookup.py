@@ -89,7 +89,7 @@ def settled(lookups: Lookups, request: str, wanted: bytes, known: list[bytes]) -
         seen.append(lookups.look(request, wanted, known))
         return seen[-1] is not Verdict.WAIT
 
-    wait_until(there, what="a verdict")
+    wait_until(there, "a verdict")
     return seen[-1]
 
 

@@ -79,7 +79,7 @@ class Rig:
             got.extend(self.transfers.finished())
             return len(got) >= count
 
-        wait_until(all_there, what=f"{count} jobs ended")
+        wait_until(all_there, f"{count} jobs ended")
         return got
 
 
@@ -169,10 +169,10 @@ def test_store_is_complete_when_blocks_were_there_already(rig: Rig):
 def test_drain_ends_a_load_after_the_batch_under_way(rig: Rig):
     rig.sessions[0].gate.clear()
     rig.submit(keys(3000))
-    wait_until(lambda: rig.sessions[0].calls, what="the first batch began")
+    wait_until(lambda: rig.sessions[0].calls, "the first batch began")
     drained = threading.Thread(target=rig.transfers.drain)
     drained.start()
-    wait_until(lambda: rig.transfers.draining, what="drain began")
+    wait_until(lambda: rig.transfers.draining, "drain began")
     rig.sessions[0].gate.set()
     drained.join(20)
     assert not drained.is_alive()

@@ -63,7 +63,7 @@ def tiny_gemma3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_gemma3(tmp_path_factory.mktemp("gemma3"))
 
 
-@pytest.fixture(scope="session", params=["llama", "gemma3"])
+@pytest.fixture(scope="module", params=["llama", "gemma3"])
 def world(request: pytest.FixtureRequest, shared_memory: Path) -> Iterator[World]:
     """An owner whose agent has the blocks of eight prompts from a real engine, and the right answers. By way of the tier."""
     from tests.vllm.world import World

@@ -19,9 +19,11 @@ import grpc
 
 from kvdir.client.sync import Client
 from kvdir.errors import KvdirError
+from kvdir.testing.wait import wait_until
 from peer_agent.v1 import engine_pb2, engine_pb2_grpc
 
 READY_S = 30.0
+wait_for = wait_until
 
 
 @dataclass(slots=True)

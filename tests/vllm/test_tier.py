@@ -131,7 +131,7 @@ def meanwhile(reader: Reader, act: Callable[[], None]) -> Iterator[None]:
     transfers = reader.engine.connector._tier._transfers
 
     def wait_and_act() -> None:
-        wait_until(lambda: transfers.pending, what="a load under way")
+        wait_until(lambda: transfers.pending, "a load under way")
         act()
 
     thread = threading.Thread(target=wait_and_act)
@@ -144,7 +144,7 @@ def meanwhile(reader: Reader, act: Callable[[], None]) -> Iterator[None]:
 
 
 def loads_again(reader: Reader) -> None:
-    wait_until(lambda: loaded(reader.answers_right()) > 0, within_s=30, what="the engine loads again")
+    wait_until(lambda: loaded(reader.answers_right()) > 0, "the engine loads again", within_s=30)
 
 
 @contextlib.contextmanager
@@ -174,7 +174,7 @@ def ghosts(world: World, reader: Reader) -> Iterator[None]:
     thread.start()
     try:
         assert ready.wait(30)
-        wait_until(replica_names_them, what="the replica names the ghosts")
+        wait_until(replica_names_them, "the replica names the ghosts")
         yield
     finally:
         ended.set()

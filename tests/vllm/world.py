@@ -1,8 +1,8 @@
 """Two nodes for the proof: an engine on the first has computed prompts, one on the second loads them.
 
-The right answers come from an engine without any connector. How engines share is a Way: the tier, or the connector. Making an
-engine costs seconds, so there are three in a world, and what tests need anew is the agents: a reader's holds nothing at first,
-and an owner's gets its blocks back from a copy, not from an engine.
+The right answers come from an engine without any connector. How engines share is a Way: the tier here, or the connector
+(connectors.py). Making an engine costs seconds, so tests of the tier share one reader and get new agents instead: a reader's
+agent holds nothing at first, and an owner's gets its blocks back from a copy.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,9 @@ import numpy as np
 import peer_agent
 from kvdir.fingerprint import Fingerprints
 from kvdir.namespace import Namespace
-from kvdir.testing.wait import wait_until
+from peer_agent.core.effects import LoadStatus
 from tests.vllm.engines import BLOCK_TOKENS, Answer, Engine, Prompt, shared_prompts
-from tests.vllm.nodes import Child, Nodes
+from tests.vllm.nodes import Child, Nodes, wait_for
 
 POOL_BYTES = 16 << 20
 LOAD_S = 0.5
@@ -32,19 +32,12 @@ OWNER, READER = "owner", "reader"
 _numbers = itertools.count()
 
 
-@dataclass(frozen=True, slots=True)
-class Way:
-    """config: kv_transfer_config for an agent's address and kvdir's settings. Of an engine's connector: its namespaces,
-    whether it is attached to its agent for all of them and has got over old failures, and its counters.
-    """
-
-    config: Callable[..., dict[str, Any]]
-    namespaces: Callable[[Any], Iterable[Namespace]]
-    ready: Callable[[Any], bool]
-    counts: Callable[[Any], dict[str, int]]
+Way = Callable[..., dict[str, Any]]
+"""kv_transfer_config from an agent's address and kvdir's settings."""
 
 
-def tier_config(agent: str, **settings: Any) -> dict[str, Any]:
+def tier(agent: str, **settings: Any) -> dict[str, Any]:
+    """vLLM's offloading with our tier."""
     return {
         "kv_connector": "KvdirOffloadingConnector",
         "kv_connector_module_path": "peer_agent.connectors.vllm",
@@ -55,20 +48,6 @@ def tier_config(agent: str, **settings: Any) -> dict[str, Any]:
             "kvdir": {"agent": agent, "load_s": LOAD_S, "store_s": LOAD_S} | settings,
         },
     }
-
-
-def _tier_ready(connector: Any) -> bool:
-    tier = connector._tier
-    failed_until_s = max(tier._lookups._failed.values(), default=0.0)
-    return failed_until_s < time.monotonic() and all(session.attached for session in tier._sessions.values())
-
-
-TIER = Way(
-    tier_config,
-    lambda connector: connector._tier.namespaces.values(),
-    _tier_ready,
-    lambda connector: connector._tier.counts(),
-)
 
 
 @dataclass(slots=True)
@@ -82,11 +61,12 @@ class World:
     other_prompts: list[Prompt]
     other_right: list[Answer]
     way: Way
+    readers: list[str] = field(default_factory=list)
     engine: Engine | None = None
     copies: list[tuple[Namespace, Fingerprints, Any]] = field(default_factory=list)
 
     @classmethod
-    def start(cls, directory: Path, model: Path, way: Way = TIER) -> World:
+    def start(cls, directory: Path, model: Path, way: Way = tier) -> World:
         directory.mkdir()
         prompts, others = shared_prompts(8), [[token + 1 for token in prompt] for prompt in shared_prompts(3)]
         alone = Engine(model)
@@ -95,53 +75,57 @@ class World:
         world = cls(Nodes(directory), model, prompts, right, others, other_right, way)
         try:
             world.nodes.start_coordinator()
-            world._compute_owner()
+            world.fill_owner()
         except BaseException:
             world.close()
             raise
         return world
 
-    def _compute_owner(self) -> None:
-        self.nodes.start_agent(OWNER)
-        engine = Engine(self.model, connector=self.way.config(self.nodes.engine(OWNER)))
+    def fill_owner(self, *more: str) -> None:
+        """The owner's agent, anew, with what an engine stores that computes all prompts."""
+        self.nodes.start_agent(OWNER, *more)
+        engine = Engine(self.model, connector=self.way(self.nodes.engine(OWNER)))
         assert_same(engine.one_by_one(self.prompts), self.right)
-        self._wait_known()
-        for namespace in self.way.namespaces(engine.connector):
-            blocks = fingerprints(self.prompts)
-            bytes_ = np.zeros((len(blocks), namespace.block_bytes), np.uint8)
-            with peer_agent.connect(self.nodes.engine(OWNER), namespace=namespace) as copier:
-                result = copier.load(blocks, into=bytes_, local_only=True)
-            held = [place for place, status in enumerate(result.statuses) if status == 1]
-            self.copies.append((namespace, blocks.select(held), bytes_[held]))
+        self.wait_known(OWNER)
+        if self.way is tier:
+            self.copies = [self._copy(namespace) for namespace in engine.connector._tier.namespaces.values()]
         engine.close()
+
+    def _copy(self, namespace: Namespace) -> tuple[Namespace, Fingerprints, Any]:
+        """What the owner has of the prompts in this namespace, with its bytes."""
+        blocks = fingerprints(self.prompts)
+        into = np.zeros((len(blocks), namespace.block_bytes), np.uint8)
+        with peer_agent.connect(self.nodes.engine(OWNER), namespace=namespace) as session:
+            result = session.load(blocks, into=into, deadline_s=10, local_only=True)
+        held = [place for place, status in enumerate(result.statuses) if LoadStatus(status).hit]
+        return namespace, blocks.select(held), into[held]
 
     def refill_owner(self, *more: str) -> None:
         """The owner's agent, started anew, with the blocks that it had."""
         self.nodes.start_agent(OWNER, *more)
-        for namespace, blocks, bytes_ in self.copies:
-            with peer_agent.connect(self.nodes.engine(OWNER), namespace=namespace) as copier:
-                assert copier.store(blocks, bytes_, deadline_s=10).stored == len(blocks)
-        self._wait_known()
+        for namespace, blocks, content in self.copies:
+            with peer_agent.connect(self.nodes.engine(OWNER), namespace=namespace) as session:
+                assert session.store(blocks, content, deadline_s=10).stored == len(blocks)
+        self.wait_known(OWNER)
 
-    def _wait_known(self) -> None:
+    def wait_known(self, node: str) -> None:
         nodes = self.nodes
-        wait_until(lambda: 0 < nodes.held_blocks(OWNER) == nodes.known_blocks(OWNER), what="all blocks of the owner known")
+        wait_for(lambda: 0 < nodes.held_blocks(node) == nodes.known_blocks(node), f"all blocks of {node} known")
 
     def start_coordinator(self) -> None:
         self.nodes.start_coordinator()
-        self._wait_known()
+        self.wait_known(OWNER)
 
     @contextlib.contextmanager
     def reader(self, *more: str) -> Iterator[Reader]:
-        """An engine with empty caches, whose node's agent holds nothing yet."""
+        """With the tier: an engine with empty caches, whose node's agent holds nothing yet."""
         agent = self.nodes.start_agent(READER, *more)
         if self.engine is None:
-            self.engine = Engine(self.model, connector=self.way.config(self.nodes.engine(READER)))
+            self.engine = Engine(self.model, connector=self.way(self.nodes.engine(READER)))
         self.engine.forget()
-        reader = Reader(self.engine, agent, self, self.way.counts(self.engine.connector))
-        connector = self.engine.connector
-        wait_until(lambda: self.way.ready(connector), what="the engine attached to the new agent")
-        wait_until(reader.sees_owner, what="the reader's node sees what the owner has")
+        reader = Reader(self.engine, agent, self, self.engine.connector._tier.counts())
+        wait_for(reader.is_ready, "the engine attached to the new agent")
+        wait_for(reader.sees_owner, "the reader's node sees what the owner has")
         try:
             yield reader
         finally:
@@ -170,8 +154,14 @@ class Reader:
 
     def counted(self, *names: str) -> int:
         """Since the reader began."""
-        counts = self.world.way.counts(self.engine.connector)
+        counts = self.engine.connector._tier.counts()
         return sum(counts.get(name, 0) - self.before.get(name, 0) for name in names)
+
+    def is_ready(self) -> bool:
+        """Whether its tier is attached to the agent for all groups, and has got over the failures of the test before."""
+        inside = self.engine.connector._tier
+        failed_until_s = max(inside._lookups._failed.values(), default=0.0)
+        return failed_until_s < time.monotonic() and all(session.attached for session in inside._sessions.values())
 
     def sees_owner(self) -> bool:
         """Whether a lookup through this node's agent names somebody for all that the owner has."""
