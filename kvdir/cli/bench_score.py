@@ -14,10 +14,11 @@ from time import thread_time
 from typing import Any
 
 from kvdir.core.admission import Welcomed
+from kvdir.core.best_tiers import Answered
 from kvdir.core.directory import Directory, Hello, Limits
 from kvdir.core.event import Event
 from kvdir.core.namespaces import Announced
-from kvdir.core.score import Answered, score
+from kvdir.core.score import score
 from kvdir.core.serving import Engines, Serving
 from kvdir.fingerprint import Fingerprints
 from kvdir.index import Sketch, open_index

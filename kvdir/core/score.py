@@ -2,7 +2,7 @@
 
 An instance (instance.py) can restore what its own streams announce and what its node's arena holds; of a data-parallel engine
 each rank has its own blocks and shares the arena. Per rank: the best tier of every block, then the longest legal restore point
-(restore_points.py). Rules:
+(best_tiers.py, restore_points.py). Rules:
 - Names: a prompt's blocks are named differently by whoever computes fingerprints; a group lists all names, and a block counts
   when it is held under any of them. Only a namespace of the group's own kind and block size can be one of its names.
 - Groups of one part are needed all together; parts are independent, and the best one counts (other block sizes, say).
@@ -19,32 +19,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from kvdir.core.answer import Lookup
+from kvdir.core.best_tiers import NONE, Answered, held_of, matched_by_tier, points_of, prefixes
 from kvdir.core.instance import parse
-from kvdir.core.restore_points import restore_points
 from kvdir.core.serving import Engine, Engines
-from kvdir.errors import InvalidInput
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import NodeTrust, Tier
-from kvdir.namespace import WHOLE, Namespace, StateKind
 
 WEIGHTS: Mapping[Tier, float] = {Tier.GPU: 1.0, Tier.CPU: 0.8, Tier.DISK: 0.5, Tier.REMOTE: 0.3}
 """What a token is worth by the best tier it is in, beside one that is computed (0). Routers may say their own."""
 MAX_INSTANCES = 64
 """Named in an answer when the caller does not say how many."""
 
-_NONE = 255
-_WHOLE = frozenset((StateKind.FULL, StateKind.MLA, StateKind.INDEX))
 _TIERS = tuple(Tier)
-_LEVELS = tuple(int(tier) for tier in Tier)
-
-Tiers = npt.NDArray[np.uint8]
-Blocks = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +63,6 @@ class ScorePart:
     def of(cls, namespace_digest: bytes, fingerprints: Fingerprints) -> ScorePart:
         """One namespace, one group."""
         return cls((ScoreGroup((ScoreName(namespace_digest, fingerprints),)),))
-
-
-class Answered(NamedTuple):
-    """What a sparse lookup said about one name."""
-
-    namespace: Namespace
-    answer: Lookup
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +144,7 @@ def score(
 
 
 class _Row(NamedTuple):
-    """A rank of an instance; own and arena are columns of `_Held.best`, -1 for none."""
+    """A rank of an instance. own, arena: numbers of streams, -1 for none."""
 
     instance: str
     dp_rank: int
@@ -175,30 +159,6 @@ class _Scored(NamedTuple):
     through: tuple[int, ...]
     tiers: tuple[tuple[Tier, int], ...]
     streams: tuple[str, ...]
-
-
-class _Kind(NamedTuple):
-    """restore_points.Group."""
-
-    kind: str
-    window_tokens: int
-    block_tokens: int
-
-    @property
-    def whole(self) -> bool:
-        return self.kind in _WHOLE
-
-
-class _Held(NamedTuple):
-    """Of one group: the best tier of each stream (the last one has nothing) and stretch of blocks, [cuts[i], cuts[i + 1])."""
-
-    kind: _Kind
-    best: Tiers
-    cuts: Blocks
-
-    def rows(self, rows: Sequence[_Row]) -> Tiers:
-        own = self.best[[row.own for row in rows]]
-        return np.minimum(own, self.best[[row.arena for row in rows]])
 
 
 def _part(
@@ -216,15 +176,16 @@ def _part(
                 trusts[trust.node] = trust
     serving = engines.serving(frozenset(name.namespace.model for names in groups for name in names))
     rows = _rows(numbers, serving, keep_empty=keep_empty)
-    held = [_held(names, numbers) for names in groups]
+    held = [held_of(names, numbers) for names in groups]
     if not rows:
         return []
-    by_group = [item.rows(rows) for item in held]
-    through = _prefixes(held[0], by_group[0]) if len(held) == 1 and held[0].kind.whole else _points(held, by_group)
+    own, arena = [row.own for row in rows], [row.arena for row in rows]
+    by_group = [item.either(own, arena) for item in held]
+    through = prefixes(held[0], by_group[0]) if len(held) == 1 and held[0].kind.whole else points_of(held, by_group)
     lead = next((number for number, item in enumerate(held) if item.kind.whole), 0)
-    by_tier = _by_tier(held[lead], by_group[lead], through[:, -1])
+    by_tier = matched_by_tier(held[lead], by_group[lead], through[:, -1])
     worths = np.array([weights.get(tier, 0.0) for tier in _TIERS])
-    holds = np.logical_or.reduce([(item.best != _NONE).any(axis=1) for item in held]).tolist()
+    holds = np.logical_or.reduce([(item.best != NONE).any(axis=1) for item in held]).tolist()
     names_of = tuple(numbers)
     return [
         _Scored(
@@ -259,94 +220,6 @@ def _rows(numbers: Mapping[str, int], serving: Mapping[str, Sequence[Engine]], *
             rows.append(_Row(of.instance, of.dp_rank or 0, own, arena))
     rows += [_Row(node, 0, -1, at) for node, at in numbers.items() if not parse(node).engine and node not in carried]
     return rows
-
-
-def _held(names: Sequence[Answered], numbers: Mapping[str, int]) -> _Held:
-    kinds = {_kind(name.namespace) for name in names}
-    if len(kinds) != 1:
-        shown = " and ".join(sorted(name.namespace.short for name in names))
-        raise InvalidInput(f"{shown} differ in kind, window or block size: give them as parts of their own")
-    runs = [np.frombuffer(name.answer.runs, "<u4").reshape(-1, 3).astype(np.int64) for name in names]
-    asked = max(name.answer.asked for name in names)
-    cuts = np.unique(
-        np.concatenate([np.array([0, asked]), *(edge for run in runs for edge in (run[:, 0], run[:, 0] + run[:, 1]))])
-    )
-    best = np.full((len(numbers) + 1, len(cuts) - 1), _NONE, np.uint8)
-    for name, run in zip(names, runs, strict=True):
-        if len(run) and len(cuts) > 1:
-            at = [numbers[trust.node] for trust in name.answer.nodes]
-            best[at] = np.minimum(best[at], _spread(name.answer, run, cuts))
-    return _Held(kinds.pop(), best, cuts)
-
-
-def _spread(answer: Lookup, runs: Blocks, cuts: Blocks) -> Tiers:
-    """Best tier by node of the answer and stretch."""
-    lengths = [len(packed) // 4 for packed in answer.sets]
-    values = np.frombuffer(b"".join(answer.sets), "<u4")
-    numbers = np.repeat(np.arange(len(lengths)), lengths)
-    tiers = np.full((len(answer.nodes), len(lengths) + 1), _NONE, np.uint8)
-    of_tier = (values & 0xFF).astype(np.uint8)
-    of_tier[(of_tier < _LEVELS[0]) | (of_tier > _LEVELS[-1])] = _NONE
-    at = (values >> 8).astype(np.int64) * (len(lengths) + 1) + numbers
-    tiers.reshape(-1)[at[::-1]] = of_tier[::-1]  # sets are in order, so a node's best tier is written last, and stays
-    run = np.searchsorted(runs[:, 0], cuts[:-1], side="right") - 1
-    inside = (run >= 0) & (cuts[:-1] < (runs[:, 0] + runs[:, 1])[run])
-    spread: Tiers = tiers[:, np.where(inside, runs[run, 2], len(lengths))]
-    return spread
-
-
-def _kind(namespace: Namespace) -> _Kind:
-    """A block that holds all state groups has what every one of them needs, and is needed by the most demanding."""
-    if namespace.part == WHOLE and len(namespace.groups) > 1:
-        return _Kind(StateKind.FULL, 0, namespace.block_tokens)
-    return _Kind(namespace.group.kind, namespace.group.window_tokens, namespace.block_tokens)
-
-
-def _prefixes(held: _Held, tiers: Tiers) -> Blocks:
-    """[rows, levels] tokens up to the first block that is in none of the tiers up to that level."""
-    out = np.zeros((len(tiers), len(_LEVELS)), np.int64)
-    for number, level in enumerate(_LEVELS):
-        ok = np.pad(tiers <= level, ((0, 0), (0, 1)))
-        out[:, number] = held.cuts[ok.argmin(axis=1)] * held.kind.block_tokens
-    return out
-
-
-def _points(held: Sequence[_Held], by_group: Sequence[Tiers]) -> Blocks:
-    """The same where groups of several kinds have to agree."""
-    kinds = [item.kind for item in held]
-    lengths = [np.diff(item.cuts) for item in held]
-    known: dict[bytes, int] = {}
-    out = np.zeros((len(by_group[0]), len(_LEVELS)), np.int64)
-    for row in range(len(out)):
-        for number, level in enumerate(_LEVELS):
-            held_at = [tiers[row] <= level for tiers in by_group]
-            key = b"".join(item.tobytes() for item in held_at)
-            if key not in known:
-                hits: list[Any] = [np.repeat(ok, length) for ok, length in zip(held_at, lengths, strict=True)]
-                known[key] = restore_points(kinds, hits, block_tokens=kinds[0].block_tokens).best_tokens
-            out[row, number] = known[key]
-    return out
-
-
-def _by_tier(held: _Held, tiers: Tiers, matched: Blocks) -> Blocks:
-    """[rows, tiers] of the matched tokens, by the group that keeps the whole prefix; without one, what nothing needs (before a
-    window) counts with the slowest tier that is needed.
-    """
-    blocks, rows = matched // held.kind.block_tokens, np.arange(len(tiers))
-    whole = np.searchsorted(held.cuts, blocks, side="right") - 1  # stretches that count as a whole; of the next one, a part may
-    within = np.arange(tiers.shape[1]) < whole[:, None]
-    lengths = np.diff(held.cuts).astype(np.float64)
-    counted = [((tiers == level) & within).astype(np.float64) @ lengths for level in _LEVELS]
-    out = np.stack(counted, axis=1).astype(np.int64)
-    for row in np.flatnonzero(held.cuts[whole] < blocks):
-        level = tiers[row, whole[row]]
-        if level != _NONE:
-            out[row, level - 1] += blocks[row] - held.cuts[whole[row]]
-    out *= held.kind.block_tokens
-    rest = matched - out.sum(axis=1)
-    slowest = len(_LEVELS) - 1 - np.argmax((out > 0)[:, ::-1], axis=1)
-    out[rows, slowest] += rest
-    return out
 
 
 def _order(item: tuple[str, list[_Scored]]) -> tuple[float, int, str]:

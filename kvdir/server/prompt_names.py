@@ -24,16 +24,15 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from kvdir.core.best_tiers import Kind, kind_of
 from kvdir.core.score import ScoreGroup, ScoreName, ScorePart
 from kvdir.errors import InvalidInput, Unsupported
 from kvdir.fingerprint import Fingerprints
 from kvdir.hashing import BUILTIN, LOW64, OPAQUE, SCHEMES, fingerprints, parse, vllm_extra
 from kvdir.hashing import _native as native
 from kvdir.hashing.schemes import Extra
-from kvdir.namespace import NO_TENANT, WHOLE, Namespace, StateKind, salt_digest
+from kvdir.namespace import NO_TENANT, WHOLE, Namespace, salt_digest
 
-_Kind = tuple[str, int, int]
-"""(kind, window tokens, block tokens)"""
 Naming = Callable[[Namespace], Fingerprints | None]
 """The prompt's fingerprints in a namespace; None: they cannot be had. Raises InvalidInput, Unsupported with the reason."""
 
@@ -64,7 +63,7 @@ class Named:
 def names(namespaces: Iterable[Namespace], naming: Naming, *, block_tokens: int = 0) -> Named:
     """The parts of one prompt, over the namespaces that may know it. block_tokens: only families with such blocks; 0: all."""
     skipped: dict[str, str] = {}
-    families: defaultdict[object, list[tuple[_Kind, ScoreName]]] = defaultdict(list)
+    families: defaultdict[object, list[tuple[Kind, ScoreName]]] = defaultdict(list)
     broken: set[object] = set()
     for namespace in namespaces:
         family = _family(namespace)
@@ -75,17 +74,17 @@ def names(namespaces: Iterable[Namespace], naming: Naming, *, block_tokens: int 
         if named is None:
             broken.add(family)  # without one of its groups nothing can be said about the others
         else:
-            families[family].append((_kind(namespace), ScoreName(namespace.digest, named)))
+            families[family].append((kind_of(namespace), ScoreName(namespace.digest, named)))
     kept = [
         members
         for family, members in families.items()
-        if family not in broken and block_tokens in (0, *(kind[2] for kind, _ in members))
+        if family not in broken and block_tokens in (0, *(kind.block_tokens for kind, _ in members))
     ]
     return Named(tuple(_parts(kept)), skipped)
 
 
-def _parts(families: Sequence[Sequence[tuple[_Kind, ScoreName]]]) -> Iterable[ScorePart]:
-    single: defaultdict[frozenset[_Kind], defaultdict[_Kind, list[ScoreName]]] = defaultdict(lambda: defaultdict(list))
+def _parts(families: Sequence[Sequence[tuple[Kind, ScoreName]]]) -> Iterable[ScorePart]:
+    single: defaultdict[frozenset[Kind], defaultdict[Kind, list[ScoreName]]] = defaultdict(lambda: defaultdict(list))
     split = []
     for members in families:
         kinds = Counter(kind for kind, _ in members)
@@ -107,13 +106,6 @@ def _family(namespace: Namespace) -> object:
         return hashed
     kept = (namespace.weights, namespace.kv_dtype, namespace.layout, namespace.groups, namespace.position)
     return (*hashed, *kept, namespace.cache_policy, namespace.bytes_override, namespace.part == WHOLE)
-
-
-def _kind(namespace: Namespace) -> _Kind:
-    """As core/score.py reads it."""
-    if namespace.part == WHOLE and len(namespace.groups) > 1:
-        return (StateKind.FULL, 0, namespace.block_tokens)
-    return (namespace.group.kind, namespace.group.window_tokens, namespace.block_tokens)
 
 
 # -- by tokens -----------------------------------------------------------------------------------------------------------

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from kvdir.core.answer import Lookup
+from kvdir.core.best_tiers import Answered
 from kvdir.core.namespaces import NamespaceTable
 from kvdir.core.node import Stream
-from kvdir.core.score import WEIGHTS, Answered, ScoreName, ScorePart, Scores, score
+from kvdir.core.score import WEIGHTS, ScoreName, ScorePart, Scores, score
 from kvdir.core.serving import Engines, Serving
 from kvdir.errors import TooLarge
 from kvdir.fingerprint import Fingerprints

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
-import random
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvdir.errors import ConfigError, Unsupported
+from kvdir.errors import Unsupported
 from kvdir.fingerprint import Fingerprints
 from kvdir.hashing import fingerprints
 from kvdir.location import Tier
@@ -25,7 +23,6 @@ from kvdir.testing.fake_node import FakeNode
 from kvdir.testing.indexing import FakeFollowed, call, indexing_fakes
 from kvdir.testing.served import Served, serving
 from kvdir.testing.shared import Shared, shared
-from kvdir.testing.wait import eventually
 
 GOLDEN = Path(__file__).parents[1] / "golden/indexer"
 MODEL = "deepseek"
@@ -362,113 +359,3 @@ async def test_router_sends_a_conversation_where_it_was_when_it_only_knows_the_r
                 tokens += [turn * 10_000 + at for at in range(16)]
         assert len(set(homes)) == len(talks), homes
         assert len({chosen for _, chosen in homes}) == 3
-
-
-# -- the server ----------------------------------------------------------------------------------------------------------
-
-
-async def raw(address: str, sent: bytes, *, end: bool = False) -> bytes:
-    """What comes back on a connection of its own, until the server closes it."""
-    host, _, port = address.partition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    try:
-        writer.write(sent)
-        if end:
-            writer.write_eof()
-        async with asyncio.timeout(10):
-            return await reader.read()
-    finally:
-        writer.close()
-
-
-@pytest.mark.parametrize(
-    ("sent", "status"),
-    [
-        (b"nonsense\r\n\r\n", b"400"),
-        (b"GET /health HTTP/3.0\r\n\r\n", b"400"),
-        (b"GET health HTTP/1.1\r\n\r\n", b"400"),
-        (b"GET /health HTTP/1.1\r\nbad header\r\n\r\n", b"400"),
-        (b"GET /health HTTP/1.1\r\nA: " + b"x" * 20_000 + b"\r\n\r\n", b"431"),
-        (b"GET /health HTTP/1.1\r\n" + b"A: x\r\n" * 4_000 + b"\r\n", b"431"),
-        (b"POST /query HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", b"411"),
-        (b"POST /query HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", b"400"),
-        (b"POST /query HTTP/1.1\r\nContent-Length: -1\r\n\r\n", b"400"),
-        (b"POST /query HTTP/1.1\r\nContent-Length: 9999\r\n\r\n", b"413"),
-        (b"POST /query HTTP/1.1\r\nContent-Length: 10\r\n\r\nslow", b"408"),
-        (b"GET /health HTTP/1.0\r\n\r\n", b"200"),
-        (b"\r\nGET /health HTTP/1.1\nConnection: close\n\n", b"200"),
-        (b"HEAD /health HTTP/1.1\r\nConnection: close\r\n\r\n", b"200"),
-    ],
-)
-async def test_connection_is_answered_and_closed_when_it_brings_nonsense_or_wants_it(sent: bytes, status: bytes) -> None:
-    async with api(HttpLimits(body_bytes=4096, request_s=0.3)) as it:
-        answer = await raw(it.address, sent)
-        assert answer.startswith(b"HTTP/1.1 " + status)
-        assert b"Connection: close" in answer
-        assert answer.endswith(b"\r\n\r\n") == sent.startswith(b"HEAD")
-
-
-async def test_connection_serves_one_call_after_the_other_when_it_stays_open() -> None:
-    async with api() as it:
-        host, _, port = it.address.partition(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(b"GET /health HTTP/1.1\r\n\r\n" * 2)
-        for _ in range(2):
-            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
-            await reader.readuntil(b"}\n")
-        writer.write(b"POST /query HTTP/1.1\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n")
-        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
-        writer.write(b"{}")
-        assert (await reader.readline()).startswith(b"HTTP/1.1 400")
-        writer.close()
-
-
-async def test_idle_connections_are_bounded_and_closed_when_they_are_many() -> None:
-    async with api(HttpLimits(connections=20, idle_s=0.5)) as it:
-        host, _, port = it.address.partition(":")
-        idle = [await asyncio.open_connection(host, int(port)) for _ in range(60)]
-        first_words = await asyncio.gather(*(reader.read() for reader, _ in idle))
-        refused = [words for words in first_words if words]
-        assert len(refused) == 40
-        assert all(b"503" in words and b"20 connections are open" in words for words in refused)
-        assert (await call(it.address, "/health"))[0] == 200
-        for _, writer in idle:
-            writer.close()
-
-
-async def test_calls_are_answered_when_slow_clients_hold_every_place_for_large_bodies() -> None:
-    async with api(HttpLimits(request_s=1.0)) as it:
-        slow = [
-            asyncio.create_task(raw(it.address, b"POST /query HTTP/1.1\r\nContent-Length: 1000000\r\n\r\n")) for _ in range(8)
-        ]
-        assert (await call(it.address, "/health"))[0] == 200
-        answers = await asyncio.gather(*slow)
-        assert all(answer.startswith(b"HTTP/1.1 408") for answer in answers)
-        assert (await call(it.address, "/query", b" " * 200_000 + b"{}"))[0] == 400
-
-
-async def test_server_goes_on_when_clients_send_whatever_they_like() -> None:
-    rng = random.Random(7)
-    whole = b"POST /query HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 40\r\n\r\n" + b"[" * 40
-    sent = [rng.randbytes(rng.randrange(1, 400)) for _ in range(30)]
-    sent += [whole[: rng.randrange(1, len(whole))] for _ in range(30)]
-    for _ in range(60):  # a few bytes are others
-        broken = bytearray(whole)
-        for _ in range(rng.randrange(1, 4)):
-            broken[rng.randrange(len(broken))] = rng.randrange(256)
-        sent.append(bytes(broken))
-    async with api(HttpLimits(request_s=0.3, idle_s=0.3)) as it:
-        answers = await asyncio.gather(*(raw(it.address, item, end=True) for item in sent))
-        for item, answer in zip(sent, answers, strict=True):
-            assert not answer or answer.startswith((b"HTTP/1.1 4", b"HTTP/1.1 100")), (item, answer)
-            assert b" 500 " not in answer
-        assert (await call(it.address, "/health"))[0] == 200
-        await eventually(lambda: it.server.connections == 0)
-
-
-async def test_port_that_is_taken_is_named_when_the_server_starts() -> None:
-    async with api() as it:
-        with pytest.raises(ConfigError, match=r"indexer_listen: .* cannot be used"):
-            await HttpServer(it.server._answer, HttpLimits()).start(
-                "127.0.0.1", int(it.address.partition(":")[2]), setting="indexer_listen"
-            )

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvdir.core.best_tiers import Answered
 from kvdir.core.instance import parse
-from kvdir.core.score import WEIGHTS, Answered, score
+from kvdir.core.score import WEIGHTS, score
 from kvdir.core.serving import Engines, Serving
 from kvdir.location import Tier
 from kvdir.namespace import Namespace

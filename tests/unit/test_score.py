@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvdir.core.score import Answered, Scores, score
+from kvdir.core.best_tiers import Answered
+from kvdir.core.score import Scores, score
 from kvdir.core.serving import Engines, Serving
 from kvdir.errors import InvalidInput
 from kvdir.location import Tier
