@@ -44,10 +44,14 @@ class CoordinatorFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterFacts:
-    """reached: addresses that were tried, with why nobody could be reached there; empty words: somebody serves it."""
+    """reached: addresses that were tried, with why nobody could be reached there; empty words: somebody serves it.
+
+    greeted: nodes whose agent was asked who it is, with what was wrong with the answer; only an agent's doctor can ask.
+    """
 
     coordinators: tuple[CoordinatorFacts, ...]
     reached: Mapping[str, str] = field(default_factory=dict)
+    greeted: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def answering(self) -> list[tuple[CoordinatorFacts, StatusView]]:
@@ -191,19 +195,19 @@ def check_flow(facts: ClusterFacts) -> list[Finding]:
 
 
 def check_peers(facts: ClusterFacts) -> list[Finding]:
-    """peers: is somebody at the addresses that agents are said to be reached at."""
+    """peers: is somebody at the addresses that agents are said to be reached at, and is it they."""
     out = []
     nodes = facts.nodes()
     hosts = {view.trust.peer_address.rpartition(":")[0] for view in nodes.values() if view.trust.peer_address}
     for node, view in sorted(nodes.items()):
         address = view.trust.peer_address
-        if failure := facts.reached.get(address, ""):
+        if failure := facts.reached.get(address, "") or facts.greeted.get(node, ""):
             out.append(
                 Finding(
                     check="peers",
                     verdict=Verdict.FAULT,
                     subject=node,
-                    seen=f"nobody can be reached at {address} from here: {failure}",
+                    seen=f"said to be reached at {address}; from here: {failure}",
                     meaning="its blocks are found and never fetched",
                     fix="set `advertise` of that agent to an address that its peers reach, and open the port between them",
                 )

@@ -12,6 +12,7 @@ import os
 import resource
 import secrets
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,10 +23,13 @@ from kvdir.cli.output import output_option
 from kvdir.errors import ConfigError, KvdirError
 
 if TYPE_CHECKING:
+    from kvdir.diagnosis.cluster import ClusterFacts
     from peer_agent.diagnosis.node import AgentFacts, Endpoint, EngineFacts, NodeFacts, SharedMemory
     from peer_agent.server.config import AgentConfig
 
 PREFIX = "PEER_AGENT_"
+GREETINGS = 16
+"""Agents that are asked at once."""
 
 
 @click.command()
@@ -66,7 +70,8 @@ def doctor(
     findings = examine_node(facts)
     asked = tuple(filter(None, coordinators.split(","))) or config.coordinators
     if cluster and asked:
-        findings += examine(gather(asked, timeout_s=timeout_s, reach=True))
+        told = gather(asked, timeout_s=timeout_s, reach=True)
+        findings += examine(replace(told, greeted=asyncio.run(_greet(told, timeout_s))))
     show(findings, output=output)
 
 
@@ -202,6 +207,29 @@ def _place(arena_file: str) -> Iterator[str]:
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
+
+
+async def _greet(facts: ClusterFacts, timeout_s: float) -> Mapping[str, str]:
+    """Asks the agents that could be reached who they are: two may be said to be at one address, or another service is there."""
+    import grpc.aio
+
+    from kvdir.rpc.channel import client_options
+    from peer_agent.server.peer import PeerFailure, say_hello
+
+    at_once = asyncio.Semaphore(GREETINGS)
+
+    async def greet(node: str, address: str) -> str:
+        async with at_once, grpc.aio.insecure_channel(address, options=client_options()) as channel:
+            try:
+                hello, _ = await say_hello(channel, me="doctor", epoch=0, planes=(), timeout_s=timeout_s)
+            except PeerFailure as failure:
+                return str(failure)
+        return "" if hello.node == node else f"the agent of node {hello.node} answers there"
+
+    known = {node: view.trust.peer_address for node, view in facts.nodes().items() if view.trust.peer_address}
+    asked = {node: address for node, address in known.items() if facts.reached.get(address) == ""}
+    answers = await asyncio.gather(*(greet(node, address) for node, address in asked.items()))
+    return dict(zip(asked, answers, strict=True))
 
 
 def _endpoints(config: AgentConfig) -> list[str]:

@@ -199,6 +199,26 @@ async def test_the_nodes_doctor_says_who_took_its_name_when_it_was_fenced(tmp_pa
             await first.close()
 
 
+async def test_the_nodes_doctor_says_who_answers_when_two_agents_are_said_to_be_at_one_address(tmp_path: Path) -> None:
+    async with local_cluster(tmp_path, "a") as cluster:
+        await cluster.start_agent("b", advertise=cluster.agents["a"].ready.peer)
+        await heard(cluster, "a", "b")
+        _, document = await agent_doctor("--config", config_file(cluster, "a"))
+        (finding,) = found(document, "peers")
+        assert (finding["subject"], finding["verdict"]) == ("b", "fault")
+        assert "the agent of node a answers there" in finding["seen"]
+
+
+async def test_the_nodes_doctor_says_that_no_agent_answers_when_another_service_is_at_the_address(tmp_path: Path) -> None:
+    async with local_cluster(tmp_path, "a") as cluster:
+        await cluster.start_agent("b", advertise=cluster.coordinator_address)
+        await heard(cluster, "a", "b")
+        _, document = await agent_doctor("--config", config_file(cluster, "a"))
+        (finding,) = found(document, "peers")
+        assert finding["subject"] == "b"
+        assert "no peer agent" in finding["seen"]
+
+
 async def test_the_nodes_doctor_lists_every_fault_when_the_configuration_is_wrong(tmp_path: Path) -> None:
     async with local_cluster(tmp_path) as cluster:
         file = config_file(cluster, "a", listen="0.0.0.0:7410", transports=["shm", "pigeon"])
