@@ -2,7 +2,8 @@
 
 Owns the measuring; `kvdir bench engine-events` prints it. In the same run: the same payloads decoded by msgspec alone
 (what a naive reader pays, token ids and all), ours decoded without counting, and only split into their events. Half of what is
-stored is evicted again, one event a block, as vLLM does. CPU time of one thread; the ways take turns, medians.
+stored is evicted again, an event a block and before each request's stores, as vLLM does. CPU time of one thread; the ways take
+turns, medians.
 Does not: sockets, gRPC, or judging a figure.
 """
 
@@ -27,6 +28,7 @@ BLOCK_TOKENS = 16
 SHAPES = ((1, 1), (4, 8), (16, 8), (128, 1))
 """(blocks an event, stored events a batch)."""
 BLOCKS = 30_000
+AGE_BLOCKS = 1024
 ROUNDS = 5
 IDENTITY = EngineIdentity(model="bench", hash_scheme="vllm:sha256")
 
@@ -79,6 +81,12 @@ def _payloads(blocks: int, events: int, width: int) -> Iterator[bytes]:
         batch: list[dict[str, Any]] = []
         for _ in range(events):
             hashes = [_hash(number + step, width) for step in range(blocks)]
+            # A request evicts what it needs room for, then stores: every other block of those stored a thousand blocks ago.
+            batch += [
+                {"type": "BlockRemoved", "block_hashes": [_hash(old, width)], "medium": "GPU", "group_idx": 0}
+                for old in range(number - AGE_BLOCKS, number - AGE_BLOCKS + blocks)
+                if old >= 0 and not old % 2
+            ]
             batch.append(
                 {
                     "type": "BlockStored", "block_hashes": hashes, "parent_block_hash": _hash(number - 1, width),
@@ -86,7 +94,6 @@ def _payloads(blocks: int, events: int, width: int) -> Iterator[bytes]:
                     "extra_keys": [None] * blocks, "group_idx": 0, "kv_cache_spec_kind": "full_attention",
                 }
             )  # fmt: skip
-            batch += [{"type": "BlockRemoved", "block_hashes": [item], "medium": "GPU", "group_idx": 0} for item in hashes[::2]]
             number += blocks
         yield encoder.encode([1700000000.0, batch, 0])
 

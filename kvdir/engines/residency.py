@@ -58,6 +58,15 @@ class _Shelf:
     copies: dict[Key, int]
 
 
+@dataclass(slots=True)
+class _Pending:
+    """What a batch changed in one place so far; both sets are disjoint, so their order does not matter."""
+
+    width: int
+    stored: dict[Key, None]
+    removed: dict[Key, None]
+
+
 class Residency:
     """See the module docstring. reannounced_blocks, copied_blocks, unknown_removals: figures since the start."""
 
@@ -75,7 +84,7 @@ class Residency:
         self._max_blocks = max_blocks
         self._shelves: dict[tuple[Tier, int | None, int], _Shelf] = {}
         self._totals: dict[tuple[bytes, Tier], int] = {}
-        self._pending: dict[tuple[bytes, Tier], tuple[EventKind, list[bytes], int]] = {}
+        self._pending: dict[tuple[bytes, Tier], _Pending] = {}
         self._events: list[Event] = []
         self._rejected: dict[Reason, int] = {}
         self._kept = 0
@@ -226,14 +235,15 @@ class Residency:
             return
         place = (part.digest, tier)
         self._totals[place] = self._totals.get(place, 0) + (len(whole) if kind is EventKind.STORED else -len(whole))
-        packed, narrow = _narrow(whole, part.family.width)
-        waiting = self._pending.get(place)
-        if waiting is not None and waiting[0] is kind:
-            waiting[1].append(packed)
-            return
-        if waiting is not None:
-            self._emit(place)
-        self._pending[place] = (kind, [packed], narrow)
+        pending = self._pending.get(place)
+        if pending is None:
+            pending = self._pending[place] = _Pending(part.family.width, {}, {})
+        ours, others = pending.stored, pending.removed
+        if kind is EventKind.REMOVED:
+            ours, others = others, ours
+        if others and not others.keys().isdisjoint(whole):
+            self._emit(place, pending)
+        ours.update(dict.fromkeys(whole))
 
     def _complete(self, part: Part, tier: Tier, index: int | None, keys: Sequence[Key]) -> Sequence[Key]:
         """Those that every other group of the family holds in this tier, too."""
@@ -258,13 +268,17 @@ class Residency:
             shelf = self._shelves[key] = _Shelf({}, {})
         return shelf
 
-    def _emit(self, place: tuple[bytes, Tier]) -> None:
-        kind, chunks, width = self._pending.pop(place)
-        self._events.append(Event(kind, place[1], place[0], b"".join(chunks), width))
+    def _emit(self, place: tuple[bytes, Tier], pending: _Pending) -> None:
+        for kind, keys in ((EventKind.REMOVED, pending.removed), (EventKind.STORED, pending.stored)):
+            if keys:
+                packed, narrow = _narrow(list(keys), pending.width)
+                self._events.append(Event(kind, place[1], place[0], packed, narrow))
+                keys.clear()
 
     def _flush(self) -> None:
-        for place in list(self._pending):
-            self._emit(place)
+        for place, pending in self._pending.items():
+            self._emit(place, pending)
+        self._pending.clear()
 
     def _reject(self, reason: Reason) -> None:
         self._rejected[reason] = self._rejected.get(reason, 0) + 1

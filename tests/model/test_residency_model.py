@@ -107,6 +107,21 @@ class Pool(RuleBasedStateMachine):
                 there.append(item)
         self.tell(*[Removed(packed([item]), WIDTH, tier, Group(group)) for item in there])
 
+    @rule(changes=st.lists(st.tuples(st.booleans(), st.sampled_from((0, 1, 2)), st.integers(1, 4)), min_size=2, max_size=12))
+    def many_at_once(self, changes: list[tuple[bool, int, int]]) -> None:
+        """One batch in which blocks of one place come and go, several times."""
+        events: list[Any] = []
+        for comes, group, item in changes:
+            pool = self.copies[Tier.GPU, group]
+            if comes:
+                self.known.add(group)
+                pool[item] += 1
+                events.append(Stored(packed([item]), WIDTH, Tier.GPU, GROUPS[group], 16, parent=b"p"))
+            elif pool[item]:
+                pool[item] -= 1
+                events.append(Removed(packed([item]), WIDTH, Tier.GPU, Group(group)))
+        self.tell(*events)
+
     @rule(tier=st.sampled_from(TIERS), group=st.sampled_from((0, 1, 1, 2)), hashes=HASHES)
     def evict_unknown(self, tier: Tier, group: int, hashes: list[int]) -> None:
         missing = [item for item in hashes if not self.copies[tier, group][item]]

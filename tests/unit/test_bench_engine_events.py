@@ -11,10 +11,11 @@ from kvdir.engines import EngineIdentity, Residency, decode
 @pytest.mark.parametrize("width", [8, 32])
 def test_half_of_what_is_stored_is_left_when_a_round_is_over(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "BLOCKS", 256)
+    monkeypatch.setattr(bench, "AGE_BLOCKS", 64)
     residency = Residency(EngineIdentity(model="m", hash_scheme="vllm:sha256"))
     for payload in bench._payloads(16, 2, width):
         assert not residency.apply(decode("vllm", payload)).rejected
-    assert residency.blocks == 128
+    assert residency.blocks == 256 - (256 - 64) // 2
     assert residency.unknown_removals == residency.copied_blocks == 0
 
 

@@ -171,6 +171,25 @@ def test_what_the_decoder_refused_is_a_doubt_when_it_may_have_changed_something(
     assert it.apply(DecodedBatch(0.0, 0, (), {Reason.UNDECODABLE_EVENT: 1})).doubt
 
 
+def test_changes_of_other_blocks_are_joined_when_a_batch_mixes_them() -> None:
+    it = residency()
+    tell(it, stored(1, 2, 3, 4))
+    events = tell(it, removed(1), stored(5, parent=b"p"), removed(2), stored(6, parent=b"p")).events
+    assert [(event.kind, event.blocks) for event in events] == [(EventKind.REMOVED, 2), (EventKind.STORED, 2)]
+
+
+def test_a_block_is_what_its_last_change_says_when_it_comes_and_goes_in_one_batch() -> None:
+    it = residency()
+    events = tell(it, stored(1), removed(1), stored(1), stored(2, parent=b"p"), removed(2)).events
+    assert [(event.kind, event.blocks) for event in events] == [
+        (EventKind.STORED, 1),
+        (EventKind.REMOVED, 1),
+        (EventKind.STORED, 2),
+        (EventKind.REMOVED, 1),
+    ]
+    assert held(it) == {Tier.GPU: 1}
+
+
 def test_events_of_one_place_are_joined_when_a_batch_removes_one_by_one() -> None:
     it = residency()
     tell(it, stored(*range(1, 9)))
