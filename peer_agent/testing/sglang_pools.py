@@ -108,6 +108,10 @@ class FakeHostPool:
             page = self._page(start)
             page[...] = random.integers(0, 1 << 16, page.shape, np.uint16).view(np.float16)
 
+    def put(self, start: int, data: bytes) -> None:
+        page = self._page(start)
+        page[...] = np.frombuffer(data, np.float16).reshape(page.shape)
+
     def page_bytes(self, start: int) -> bytes:
         return self._page(start).tobytes()
 
