@@ -326,8 +326,9 @@ class Namespace:
 
     @property
     def short(self) -> str:
-        """For people: model and the first eight hex digits of the digest."""
-        return f"{self.model}@{self.digest.hex()[:8]}"
+        """For people: model, of a part its state group, and the first eight hex digits of the digest."""
+        group = "" if self.part == WHOLE else f"/{self.part}-{self.group.kind}"
+        return f"{self.model}{group}@{self.digest.hex()[:8]}"
 
     @staticmethod
     def diff(a: Namespace, b: Namespace) -> list[str]:

@@ -36,6 +36,7 @@ def test_every_group_has_a_namespace_and_a_block_size_of_its_own() -> None:
     assert [part.group.kind for part in parts] == ["full", "sliding_window", "sliding_window", "recurrent"]
     assert [part.block_bytes for part in parts] == [2 * 2 * 2 * 8 * 16 * 2] * 3 + [100]
     assert len({part.digest for part in (whole, *parts)}) == 5  # also of two groups that are alike: they hold other layers
+    assert parts[1].short == f"m/1-sliding_window@{parts[1].digest.hex()[:8]}"
     assert whole.block_bytes == sum(part.block_bytes for part in parts)
 
 
