@@ -108,10 +108,9 @@ def score(
     *,
     weights: Mapping[Tier, float] = WEIGHTS,
     max_instances: int = 0,
-    keep_empty: bool = False,
     unknown_namespaces: tuple[bytes, ...] = (),
 ) -> Scores:
-    """parts: groups of names, answered. keep_empty: also instances that serve a model of the parts and have nothing.
+    """parts: groups of names, answered. Instances that have nothing are left out.
 
     Raises InvalidInput when names of one group are of different kinds or block sizes.
     """
@@ -120,13 +119,13 @@ def score(
     best: dict[tuple[str, int], _Scored] = {}
     for groups in parts:
         answers += [name.answer for names in groups for name in names]
-        for scored in _part(groups, engines, weights, trusts, keep_empty):
+        for scored in _part(groups, engines, weights, trusts):
             known = best.get(scored.key)
             if known is None or (scored.score, scored.tokens) > (known.score, known.tokens):
                 best[scored.key] = scored
     instances: dict[str, list[_Scored]] = {}
     for (instance, _), scored in best.items():
-        if scored.tokens or keep_empty:
+        if scored.tokens:
             instances.setdefault(instance, []).append(scored)
     ordered = sorted(instances.items(), key=_order)[: max_instances or MAX_INSTANCES]
     used = {
@@ -166,7 +165,6 @@ def _part(
     engines: Engines,
     weights: Mapping[Tier, float],
     trusts: dict[str, NodeTrust],
-    keep_empty: bool,
 ) -> list[_Scored]:
     numbers: dict[str, int] = {}
     for names in groups:
@@ -175,7 +173,7 @@ def _part(
                 numbers.setdefault(trust.node, len(numbers))
                 trusts[trust.node] = trust
     serving = engines.serving(frozenset(name.namespace.model for names in groups for name in names))
-    rows = _rows(numbers, serving, keep_empty=keep_empty)
+    rows = _rows(numbers, serving)
     held = [held_of(names, numbers) for names in groups]
     if not rows:
         return []
@@ -202,21 +200,17 @@ def _part(
     ]
 
 
-def _rows(numbers: Mapping[str, int], serving: Mapping[str, Sequence[Engine]], *, keep_empty: bool) -> list[_Row]:
-    """Ranks of engines that hold something or whose node does; nodes that hold something and have no engine of the model.
-
-    keep_empty: ranks of all engines of the model.
-    """
-    nodes = {parse(stream).node for stream in numbers}
+def _rows(numbers: Mapping[str, int], serving: Mapping[str, Sequence[Engine]]) -> list[_Row]:
+    """Ranks of engines that hold something or whose node does; nodes that hold something and have no engine of the model."""
     engines = {stream: True for stream in numbers if parse(stream).engine}
-    for node in serving if keep_empty else nodes:
+    for node in {parse(stream).node for stream in numbers}:
         engines |= {engine.stream: engine.admitted for engine in serving.get(node, ())}
     rows, carried = [], set()
     for stream, admitted in sorted(engines.items()):
         of = parse(stream)
         carried.add(of.node)
         own, arena = numbers.get(stream, -1), numbers.get(of.node, -1)
-        if admitted and (keep_empty or max(own, arena) >= 0):
+        if admitted and max(own, arena) >= 0:
             rows.append(_Row(of.instance, of.dp_rank or 0, own, arena))
     rows += [_Row(node, 0, -1, at) for node, at in numbers.items() if not parse(node).engine and node not in carried]
     return rows

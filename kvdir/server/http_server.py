@@ -170,8 +170,8 @@ class HttpServer:
         if length and headers.get("expect", "").lower() == "100-continue":
             writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         body = await reader.readexactly(length) if length else b""
-        connection = headers.get("connection", "").lower()
-        keep = connection != "close" if line[3] == b"1" else connection == "keep-alive"
+        wishes = {token.strip() for token in headers.get("connection", "").lower().split(",")}
+        keep = "close" not in wishes and (line[3] == b"1" or "keep-alive" in wishes)
         return Request(line[1].decode(), line[2].decode(), headers, body), keep
 
     async def _write(self, writer: asyncio.StreamWriter, response: Response, *, close: bool, head_only: bool = False) -> None:

@@ -153,7 +153,6 @@ class Indexer:
                 named.parts,
                 max_instances=MAX_INSTANCES,
                 max_fingerprints=self._max_fingerprints,
-                keep_empty=True,
             )
         sizes = {space.block_tokens for space in spaces}
         block_tokens = query.block_tokens or (sizes.pop() if len(sizes) == 1 else 0)

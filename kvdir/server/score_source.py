@@ -112,7 +112,6 @@ async def scored(
     min_trust: MinTrust = MinTrust.ANY,
     max_instances: int = 0,
     max_fingerprints: int,
-    keep_empty: bool = False,
 ) -> Scores:
     """The scores of one prompt. Raises UnknownNamespace when none of the names is known, TooLarge, and what `score` raises."""
     names = [name for part in parts for group in part.groups for name in group.names]
@@ -136,7 +135,6 @@ async def scored(
         source.engines(min_trust),
         weights=weights or WEIGHTS,
         max_instances=max_instances,
-        keep_empty=keep_empty,
         unknown_namespaces=unknown,
     )
 

@@ -79,15 +79,16 @@ def check(kinds: Sequence[tuple[str, Sequence[Namespace]]], holders: Sequence[Se
         [Answered(namespace, made_answer(who, BLOCKS)) for namespace, who in zip(namespaces, group, strict=False)]
         for (_, namespaces), group in zip(kinds, holders, strict=True)
     ]
-    found = score([answered], Engines(Serving(stream, frozenset({MODEL})) for stream in served), keep_empty=True)
+    found = score([answered], Engines(Serving(stream, frozenset({MODEL})) for stream in served))
     allowed = ranks(part, served)
-    expected = {key: tuple(longest(part, streams, level) * TOKENS for level in Tier) for key, streams in allowed.items()}
+    reached = {key: tuple(longest(part, streams, level) * TOKENS for level in Tier) for key, streams in allowed.items()}
+    expected = {key: through for key, through in reached.items() if any(through)}
     assert {(item.instance, rank.dp_rank): rank.through for item in found.instances for rank in item.ranks} == expected
     for item in found.instances:
         assert sum(tokens for _, tokens in item.tiers) == item.matched_tokens
         assert item.score == round(sum(WEIGHTS[tier] * tokens for tier, tokens in item.tiers), 6)
         if kinds[0][0] == "full":
-            best = max((worth(part, streams), expected[key][-1]) for key, streams in allowed.items() if key[0] == item.instance)
+            best = max((worth(part, allowed[key]), through[-1]) for key, through in expected.items() if key[0] == item.instance)
             assert (item.score, item.matched_tokens) == best
 
 
