@@ -26,11 +26,11 @@ def answer(cache):
     return output.sequences[0, len(tokens) :].tolist(), output.past_key_values, time.monotonic() - began_s
 
 
-with hf.connect(A, model, weights="seed 0") as a:
+with hf.connect(A, model) as a:
     recomputed, cache, recompute_s = answer(DynamicCache())
     print("blocks stored on a:", a.save(cache, tokens).stored)
 
-with hf.connect(B, model, weights="seed 0") as b:
+with hf.connect(B, model) as b:
     began_s = time.monotonic()
     cache, n_tokens = b.load(tokens)
     load_s = time.monotonic() - began_s

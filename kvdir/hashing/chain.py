@@ -37,7 +37,7 @@ def fingerprints(
     """
     naming = parse(scheme)
     chosen, every = naming.scheme, naming.every_tokens or block_tokens
-    if not isinstance(block_tokens, int) or not 1 <= block_tokens <= MOST_BLOCK_TOKENS:
+    if not isinstance(block_tokens, int | np.integer) or not 1 <= block_tokens <= MOST_BLOCK_TOKENS:
         raise InvalidInput(f"block_tokens must be between 1 and {MOST_BLOCK_TOKENS}, is {block_tokens!r}")
     if block_tokens % every:
         raise InvalidInput(f"hash scheme {scheme!r} has no hash at the end of a block of {block_tokens} tokens: not a multiple")

@@ -6,8 +6,8 @@
     connector.save(output.past_key_values, tokens)
 
 A block is the keys and values of `block_tokens` tokens of all layers, (layer, key or value, head, token, channel).
-Rules: what could make KV mean something else is in the namespace (`namespace_of`), or refused with what to do: weights that
-nobody can tell, adapters without a name, position encodings that depend on the length of the prompt. A cache is saved only if
+Rules: what could make KV mean something else is in the namespace (`namespace_of`), or refused with what to do: weights that are
+not in memory, adapters without a name, position encodings that depend on the length of the prompt. A cache is saved only if
 every layer keeps every token (DynamicCache without a config); sliding windows, recurrent, static and quantised layers are not.
 An agent that is away, a stale or corrupt block, a passed deadline: fewer tokens are loaded, the model computes the rest.
 Text prompts, one at a time. Tried with transformers 5.19 (docs/engines/transformers.md). Does not: batch, run the model, hook
@@ -16,9 +16,9 @@ into `generate`.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -28,18 +28,20 @@ from transformers.cache_utils import DynamicLayer
 
 from kvdir.errors import InvalidInput
 from kvdir.fingerprint import Fingerprints
-from kvdir.hashing import BUILTIN, probe
+from kvdir.hashing import BUILTIN
 from kvdir.namespace import DTYPE_BYTES, Namespace
 from peer_agent.client.engine import Engine
 from peer_agent.client.engine import connect as connect_engine
 from peer_agent.client.results import StoreResult
-from peer_agent.connectors.weights import weights_digest
 
 LAYOUT = "hf:layer,kv,head,token,channel"
 SCHEME = "kvdir:blake3"
 BLOCK_TOKENS = 16
 LOAD_S = 5.0
 """Deadline of a load: recomputing a long prompt takes transformers longer than that."""
+
+PIECE = 1024
+"""Numbers of a tensor in each piece that its digest sees."""
 
 _LENGTH_DEPENDENT = ("dynamic", "longrope")
 """Rotary embeddings whose angles depend on how long the whole prompt is: their keys are not those of a prefix."""
@@ -69,7 +71,7 @@ def namespace_of(
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return Namespace.create(
         model=name or type(model).__name__,
-        weights=f"{f'stated:{weights}' if weights else _weights(model)}:{_dtype(model.dtype)}:{_quantisation(model)}",
+        weights=f"{f'stated:{weights}' if weights else _weights_digest(model)}:{_dtype(model.dtype)}:{_quantisation(model)}",
         kv_dtype=_dtype(model.dtype),
         layout=LAYOUT,
         block_tokens=block_tokens,
@@ -89,9 +91,7 @@ def connect(address: str, model: Any, *, timeout_s: float = 5.0, **identity: Any
 
     identity: see `namespace_of`. Raises as peer_agent.connect does, and InvalidInput.
     """
-    namespace = namespace_of(model, **identity)
-    fingerprint = probe(namespace.hash_scheme, namespace.hash_seed, namespace.block_tokens)
-    engine = connect_engine(address, namespace=namespace, engine="transformers", probe=fingerprint, timeout_s=timeout_s)
+    engine = connect_engine(address, namespace=namespace_of(model, **identity), engine="transformers", timeout_s=timeout_s)
     return HfConnector(engine, device=model.device)
 
 
@@ -186,24 +186,21 @@ def _bytes_of(blocks: torch.Tensor) -> Any:
     return blocks.view(-1).view(torch.uint8).numpy()
 
 
-def _weights(model: Any) -> str:
-    source = str(model.config.name_or_path)
-    if not source:
-        raise InvalidInput("the model was not loaded from files, so nobody can tell which weights these are: give weights=...")
-    return f"blake2b:{weights_digest(source if Path(source).exists() else _snapshot(source))}"
+def _weights_digest(model: Any) -> str:
+    """Of the weights that the model has now, so that merged adapters and other changes after loading count, too.
 
-
-def _snapshot(name: str) -> str:
-    """Where the Hub's client put the model."""
-    from huggingface_hub import snapshot_download
-
-    try:
-        return str(snapshot_download(name, local_files_only=True))
-    except Exception as error:
-        raise InvalidInput(
-            f"the weights of {name} are not in the Hub's cache of this node ({type(error).__name__}), so nobody can tell which "
-            "they are: give weights=..., such as the revision"
-        ) from error
+    Name, shape, type and three pieces (first, middle, last) of every tensor: a training step changes all of them. As that of
+    files (peer_agent/connectors/weights.py) it does not see a few numbers that were changed by hand.
+    """
+    total = hashlib.blake2b(digest_size=16, person=b"kvdir-hf-weights")
+    for name, tensor in sorted(model.state_dict().items()):
+        if tensor.is_meta:
+            raise InvalidInput(f"{name} is not in memory, so nobody can tell which weights these are: give weights=...")
+        total.update(f"{name}\0{tuple(tensor.shape)}\0{tensor.dtype}\0".encode())
+        flat = tensor.detach().reshape(-1)
+        for start in (0, len(flat) // 2, max(0, len(flat) - PIECE)):
+            total.update(flat[start : start + PIECE].cpu().contiguous().view(torch.uint8).numpy())
+    return f"live:{total.hexdigest()}"
 
 
 def _dtype(dtype: torch.dtype) -> str:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 import kvdir
 from kvdir.hashing import LOW64, SCHEMES, _native, fingerprints, vllm_extra
 from kvdir.hashing.extra import cbor
+from kvdir.hashing.schemes import Extra, Seeding
 
 VECTORS = json.loads((Path(__file__).parents[1] / "data" / "hash_vectors.json").read_text())
 
@@ -139,7 +140,7 @@ def test_vllm_extra_puts_the_salt_into_the_first_block_only() -> None:
 def test_chain_continues_from_a_root(scheme: str) -> None:
     tokens = np.arange(1000, 1000 + 7 * 16)
     seed = "0" if "xxhash" in scheme else "builtin"
-    extra = None if SCHEMES[scheme].extra.value == "none" else [("k", number) for number in range(7)]
+    extra = None if SCHEMES[scheme].extra is Extra.NONE else [("k", number) for number in range(7)]
     whole = fingerprints(tokens, scheme=scheme, block_tokens=16, seed=seed, extra=extra, model="m")
     head = fingerprints(tokens[:48], scheme=scheme, block_tokens=16, seed=seed, extra=extra and extra[:3], model="m")
     rest = fingerprints(
@@ -156,7 +157,7 @@ def test_every_input_changes_the_fingerprint(scheme: str) -> None:
     def last(tokens: Sequence[int], **changed: Any) -> bytes:
         options: dict[str, Any] = {
             "block_tokens": 4,
-            "seed": "1" if known.seeding.value != "no seed" else "builtin",
+            "seed": "1" if known.seeding is not Seeding.NONE else "builtin",
             "model": "m",
         }
         return fingerprints(tokens, scheme=scheme, **(options | changed))[len(tokens) // 4 - 1]
@@ -168,9 +169,9 @@ def test_every_input_changes_the_fingerprint(scheme: str) -> None:
         last([5, 6, 7, 8]),
         last([5, 6, 7, 8, 1, 2, 3, 4]),
     ]
-    if known.seeding.value != "no seed":
+    if known.seeding is not Seeding.NONE:
         variants.append(last([1, 2, 3, 4, 5, 6, 7, 8], seed="2"))
-    if known.extra.value != "none":
+    if known.extra is not Extra.NONE:
         variants += [last([1, 2, 3, 4, 5, 6, 7, 8], extra=[keys, None]) for keys in (("a",), ("b",), ("a", "b"))]
     if known.by_model:
         variants.append(last([1, 2, 3, 4, 5, 6, 7, 8], model="n"))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import runpy
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,17 @@ def connect(cluster: LocalCluster, node: str, model: Any, **options: Any) -> Any
     from peer_agent.connectors import hf
 
     return hf.connect(cluster.agents[node].ready.engine, model, block_tokens=BLOCK_TOKENS, timeout_s=PATIENCE_S, **options)
+
+
+def load_all(connector: Any, prompt: list[int]) -> Any:
+    """A cache of all that can be loaded. Asks again for what a busy machine brought too late: a miss like any other."""
+    until_s = time.monotonic() + PATIENCE_S
+    while True:
+        cache, tokens = connector.load(prompt)
+        assert tokens == cache.get_seq_length()
+        if tokens == (len(prompt) - 1) // BLOCK_TOKENS * BLOCK_TOKENS:
+            return cache
+        assert time.monotonic() < until_s, f"only {tokens} tokens of {len(prompt)} were loaded"
 
 
 def generate(model: Any, prompt: list[int], cache: Any) -> tuple[list[int], Any]:
@@ -105,9 +117,7 @@ async def test_answer_is_the_same_when_the_prompt_was_computed_on_another_node(
     def work() -> None:
         with connect(cluster, "b", model) as connector:
             for prompt, answer in zip(prompts, answers, strict=True):
-                cache, tokens = connector.load(prompt, deadline_s=PATIENCE_S)
-                assert tokens == cache.get_seq_length() == (len(prompt) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
-                assert generate(model, prompt, cache)[0] == answer
+                assert generate(model, prompt, load_all(connector, prompt))[0] == answer
 
     await in_thread(work)
 
@@ -119,7 +129,7 @@ async def test_answer_changes_when_one_loaded_block_is_zeroed(cluster: LocalClus
 
     def work() -> None:
         with connect(cluster, "b", llama) as connector:
-            cache, _ = connector.load(prompt, deadline_s=PATIENCE_S)
+            cache = load_all(connector, prompt)
             for layer in cache.layers:
                 layer.keys[:, :, 16:32] = layer.values[:, :, 16:32] = 0
             assert generate(llama, prompt, cache)[0] != answer
@@ -241,24 +251,40 @@ async def test_caches_of_another_model_or_several_prompts_are_refused(cluster: L
     await in_thread(work)
 
 
-def test_models_whose_kv_cannot_be_told_are_refused(tiny_llama: Path):
+def test_models_whose_kv_cannot_be_told_are_refused():
+    import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from peer_agent.connectors import hf
 
     config = LlamaConfig(num_hidden_layers=1, hidden_size=64, num_attention_heads=2, vocab_size=32, intermediate_size=64)
-    made = LlamaForCausalLM(config)
+    with torch.device("meta"):
+        elsewhere = LlamaForCausalLM(config)
     with pytest.raises(InvalidInput, match="give weights="):
-        hf.namespace_of(made)
-    assert hf.namespace_of(made, weights="seed 7").weights == "stated:seed 7:float32:none"
+        hf.namespace_of(elsewhere)
+    assert hf.namespace_of(elsewhere, weights="seed 7").weights == "stated:seed 7:float32:none"
+    made = LlamaForCausalLM(config)
     made.peft_config = {"default": object()}
     with pytest.raises(InvalidInput, match="adapter="):
-        hf.namespace_of(made, weights="seed 7")
-    assert hf.namespace_of(made, weights="seed 7", adapter="sql v2").adapter == "sql v2"
+        hf.namespace_of(made)
+    assert hf.namespace_of(made, adapter="sql v2").adapter == "sql v2"
     del made.peft_config
     config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
     with pytest.raises(InvalidInput, match="depend on the length"):
-        hf.namespace_of(made, weights="seed 7")
+        hf.namespace_of(made)
+
+
+def test_weights_that_changed_after_loading_are_others(tiny_llama: Path):
+    import torch
+
+    from peer_agent.connectors import hf
+
+    model = loaded(tiny_llama)
+    before = hf.namespace_of(model)
+    assert hf.namespace_of(loaded(tiny_llama)) == before
+    with torch.no_grad():
+        model.model.layers[3].self_attn.v_proj.weight += 1e-3  # as a merged adapter, or one step of training
+    assert hf.namespace_of(model).weights != before.weights
 
 
 def test_namespace_tells_what_changes_the_kv(llama: Any, gemma3: Any, tmp_path: Path):
@@ -275,4 +301,4 @@ def test_namespace_tells_what_changes_the_kv(llama: Any, gemma3: Any, tmp_path: 
     ]
     assert len({item.digest for item in (base, *others)}) == 6
     same = hf.namespace_of(loaded(make_gemma3(tmp_path / "same")))
-    assert same == hf.namespace_of(gemma3), "where the files lie does not matter"
+    assert same == hf.namespace_of(gemma3)
