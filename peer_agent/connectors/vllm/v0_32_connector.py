@@ -2,11 +2,11 @@
 
     --kv-transfer-config '{"kv_connector": "KvdirConnector", "kv_connector_module_path": "peer_agent.connectors.vllm",
         "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"agent": "unix:/dev/shm/kvdir-NODE.sock"}}'
+        "kv_connector_extra_config": {"kvdir": {"agent": "unix:/dev/shm/kvdir-NODE.sock"}}}'
 
 vLLM makes one object in the scheduler and one in each worker; they meet only in the metadata of steps. Rules of the two halves:
 connector_scheduler.py, connector_worker.py. What this version of the connector does not share correctly it refuses at start, in
-words (`_faults`). Source of the contract: vllm/distributed/kv_transfer/kv_connector/v1/base.py and v1/core/sched/scheduler.py.
+words (v0_32_pages.py). Source of the contract: base.py of vllm/distributed/kv_transfer/kv_connector/v1, and the scheduler.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from peer_agent.connectors.vllm.connector_values import COUNTERS, CacheGroup, Sa
 from peer_agent.connectors.vllm.connector_worker import Group, WorkerHalf
 from peer_agent.connectors.vllm.pages import group_pool
 from peer_agent.connectors.vllm.settings import Settings
-from peer_agent.connectors.vllm.v0_32_pages import connector_faults, device_of, group_namespaces, ready_event, split_of
+from peer_agent.connectors.vllm.v0_32_pages import connector_faults, device_of, group_namespaces, probe, ready_event, split_of
 
 if TYPE_CHECKING:
     import torch
@@ -106,8 +106,8 @@ class KvdirConnector(KVConnectorBase_V1, SupportsHMA):
     def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:
         return "LBHNC"  # one for all backends, so that they can share
 
-    def engine(self, namespace: Namespace, *, device: Any = None) -> Engine:
-        """A session with the agent; an agent that is not there, or serves other blocks, is told once and costs misses."""
+    def engine(self, namespace: Namespace, *, device: Any = None, probe: bytes = b"") -> Engine:
+        """A session with the agent. One that is not there, or serves other blocks, is told of once, and costs misses."""
         name = f"{self._kv_transfer_config.engine_id}:{self.role.name.lower()}"
         made = connect(
             self._settings.agent,
@@ -117,6 +117,7 @@ class KvdirConnector(KVConnectorBase_V1, SupportsHMA):
             deadline_s=self._settings.load_s,
             check=self._settings.check,
             prefill_tokens_per_s=self._settings.prefill_tokens_per_s,
+            probe=probe,
             timeout_s=0,
         )
         self._engines.append(made)
@@ -272,9 +273,12 @@ class _SchedulerSide:
         self.pool: BlockPool | None = None
         self.totals: Counter[str] = Counter()
         self._counts: Counter[str] = Counter()
-        engines = [[connector.engine(namespace) for namespace in group.namespaces] for group in connector._groups]
+        block_tokens, hash_tokens = resolve_kv_cache_block_sizes(connector._kv_cache_config, connector._vllm_config)
+        engines = []
+        for group in connector._groups:
+            hashed = probe(connector._vllm_config, hash_tokens=hash_tokens, block_tokens=group.block_tokens)
+            engines.append([connector.engine(namespace, probe=hashed) for namespace in group.namespaces])
         self._lookups = Lookups(engines, deadline_s=settings.lookup_ms / 1000)
-        block_tokens, _ = resolve_kv_cache_block_sizes(connector._kv_cache_config, connector._vllm_config)
         self.half = SchedulerHalf(
             connector._groups,
             self._lookups,

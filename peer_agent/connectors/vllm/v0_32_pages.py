@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 from vllm.config import VllmConfig
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import hash_block_tokens, init_none_hash
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
@@ -90,6 +92,16 @@ def group_namespaces(
         for part in range(parts)
     ]
     return [tuple(dict.fromkeys(namespaces)) for namespaces in zip(*by_part, strict=True)]
+
+
+def probe(vllm_config: VllmConfig, *, hash_tokens: int, block_tokens: int) -> bytes:
+    """vLLM's own hash of the tokens 1, 2, ... block_tokens: by it the agent checks what the namespace says of hashes."""
+    function = get_hash_fn_by_name(vllm_config.cache_config.prefix_caching_hash_algo)
+    init_none_hash(function)  # the engine does so itself, after it has made its connector
+    last = b""
+    for start in range(1, block_tokens + 1, hash_tokens):
+        last = bytes(hash_block_tokens(function, last, range(start, start + hash_tokens)))
+    return last
 
 
 def device_of(caches: Mapping[str, torch.Tensor]) -> Device:
