@@ -37,8 +37,8 @@ from peer_agent.client.results import StoreResult
 LAYOUT = "hf:layer,kv,head,token,channel"
 SCHEME = "kvdir:blake3"
 BLOCK_TOKENS = 16
-LOAD_S = 5.0
-"""Deadline of a load: recomputing a long prompt takes transformers longer than that."""
+DEADLINE_S = 5.0
+"""Of a save or a load: recomputing a long prompt takes transformers longer than that."""
 
 PIECE = 1024
 """Numbers of a tensor in each piece that its digest sees."""
@@ -116,11 +116,11 @@ class HfConnector:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def save(self, cache: Any, tokens: Sequence[int], *, deadline_s: float | None = None) -> StoreResult:
+    def save(self, cache: Any, tokens: Sequence[int], *, deadline_s: float = DEADLINE_S) -> StoreResult:
         """Stores the whole blocks of `tokens` that the cache holds; blocks that are there already are not stored again.
 
         cache: of this model, batch of one, as the model returned it. tokens: of the prompt, and of the answer if they are
-        wanted, from the first one on. Raises InvalidInput for a cache that cannot be saved, with what to do.
+        wanted, from the first one on, without padding. Raises InvalidInput for a cache that cannot be saved, with what to do.
         """
         layers = _plain_layers(cache, self._block, self._dtype)
         count = min(len(tokens), cache.get_seq_length()) // self._block_tokens
@@ -130,7 +130,7 @@ class HfConnector:
                 blocks[:, number, part] = tensor[0, :, : count * self._block_tokens].unflatten(1, (count, -1)).transpose(0, 1)
         return self.engine.store(self._fingerprints(tokens, count), _bytes_of(blocks), deadline_s=deadline_s)
 
-    def load(self, tokens: Sequence[int], *, deadline_s: float = LOAD_S) -> tuple[DynamicCache, int]:
+    def load(self, tokens: Sequence[int], *, deadline_s: float = DEADLINE_S) -> tuple[DynamicCache, int]:
         """A cache of the first n tokens of a prompt, and n: as many whole blocks as are there, never the last token.
 
         The last token is left to the model, which computes from it what comes next. An empty cache and 0 if nothing is there.
@@ -163,6 +163,8 @@ def _plain_layers(cache: Any, block: tuple[int, ...], dtype: torch.dtype) -> lis
     """The layers of a cache that keeps every token as it is. Raises InvalidInput, with what to do."""
     if type(cache) is not DynamicCache:
         raise InvalidInput(f"a {type(cache).__name__} cannot be saved: give the model past_key_values=DynamicCache()")
+    if not cache.get_seq_length():
+        return []
     layers, (count, _, heads, _, head_dim) = cache.layers, block
     for number, layer in enumerate(layers):
         if type(layer) is not DynamicLayer:
@@ -176,7 +178,7 @@ def _plain_layers(cache: Any, block: tuple[int, ...], dtype: torch.dtype) -> lis
                     f"layer {number} holds {tensor.dtype} of shape {tuple(tensor.shape)}, the namespace says one prompt, "
                     f"{heads} heads, {head_dim} channels of {dtype}: is it a cache of this model, of one prompt at a time?"
                 )
-    if layers and len(layers) != count:
+    if len(layers) != count:
         raise InvalidInput(f"the cache has {len(layers)} layers, the model {count}: is it a cache of this model?")
     return list(layers)
 
@@ -194,8 +196,8 @@ def _weights_digest(model: Any) -> str:
     """
     total = hashlib.blake2b(digest_size=16, person=b"kvdir-hf-weights")
     for name, tensor in sorted(model.state_dict().items()):
-        if tensor.is_meta:
-            raise InvalidInput(f"{name} is not in memory, so nobody can tell which weights these are: give weights=...")
+        if not isinstance(tensor, torch.Tensor) or tensor.is_meta:
+            raise InvalidInput(f"{name} is no tensor in memory, so nobody can tell which weights these are: give weights=...")
         total.update(f"{name}\0{tuple(tensor.shape)}\0{tensor.dtype}\0".encode())
         flat = tensor.detach().reshape(-1)
         for start in (0, len(flat) // 2, max(0, len(flat) - PIECE)):
