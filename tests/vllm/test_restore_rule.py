@@ -95,7 +95,7 @@ def test_largest_restore_point_is_vllms_longest_hit(names: tuple[str, ...]) -> N
     rng = random.Random(" ".join(names))
     groups = [GROUPS[name] for name in names]
     hits = 0
-    for _ in range(200):
+    for _ in range(400):
         prompt_tokens = rng.randrange(1, 400)
         blocks = prompt_tokens // BLOCK_TOKENS
         likely = rng.choice((0.5, 0.8, 0.97))
