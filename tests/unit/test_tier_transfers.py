@@ -157,6 +157,13 @@ def test_nobody_else_waits_when_the_agent_did_not_answer(rig: Rig):
     assert rig.sessions[0].calls == [2]
 
 
+def test_refused_load_has_brought_nothing(rig: Rig):
+    job = Job(1, tuple(keys(2)), np.arange(2), True)
+    rig.transfers.refuse(job)
+    (ended,) = rig.transfers.finished()
+    assert (ended.job, ended.complete, ended.good) == (job, False, frozenset())
+
+
 def test_store_is_complete_when_blocks_were_there_already(rig: Rig):
     rig.sessions[0].present = 2
     rig.submit(keys(5), is_load=False)

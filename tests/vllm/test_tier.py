@@ -9,16 +9,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvdir.namespace import Namespace
 from kvdir.testing.fake_node import FakeNode
-from kvdir.testing.wait import wait_until
 from peer_agent.memory.arena import Arena
 from peer_agent.memory.layout import HEADER_BYTES
-from tests.vllm.world import OWNER, READER, Reader, World, assert_added, assert_same, fingerprints, loaded, shareable
+from tests.vllm.engines import BLOCK_TOKENS, Engine, shared_prompts
+from tests.vllm.models import make_llama
+from tests.vllm.nodes import Nodes, wait_for
+from tests.vllm.world import OWNER, READER, Reader, World, assert_added, assert_same, fingerprints, loaded, shareable, tier
+
+POLLING_SHARE = 0.02
+"""Of a core: what this test's own waiting costs, and the interpreter's other threads."""
 
 
 def test_answers_are_the_same_and_blocks_are_loaded_when_another_node_has_them(world: World):
@@ -125,13 +133,53 @@ def test_corrupt_bytes_on_the_wire_are_recomputed(world: World):
         world.refill_owner()
 
 
+def test_nothing_is_shared_when_the_model_has_the_same_name_and_other_weights(
+    tiny_llama: Path, tmp_path: Path, shared_memory: Path
+):
+    """Also: an engine whose external caches were reset shares nothing any more, since its weights may have changed."""
+    (shared_memory / "weights").mkdir()
+    nodes, prompt = Nodes(shared_memory / "weights"), shared_prompts(1)[0]
+    try:
+        nodes.start_coordinator()
+        nodes.start_agent("node")
+        first = Engine(tiny_llama, connector=tier(nodes.engine("node"), share_after_reset=False))
+        (right,) = first.generate(prompt)
+        wait_for(lambda: nodes.held_blocks("node") == len(prompt) // BLOCK_TOKENS, "all blocks stored")
+        first.forget()
+        (after_reset,) = first.generate(prompt)
+        assert (after_reset.tokens, after_reset.cached) == (right.tokens, 0)
+        mine = first.connector._tier.namespaces[0]
+        first.close()
+        second = Engine(make_llama(tmp_path / "same-name", seed=1), connector=tier(nodes.engine("node")))
+        (other,) = second.generate(prompt)
+        theirs = second.connector._tier.namespaces[0]
+        second.close()
+        assert other.tokens != right.tokens
+        assert other.cached == 0
+        assert mine.model == theirs.model
+        assert [each.split(":")[0] for each in Namespace.diff(mine, theirs)] == ["weights"]
+    finally:
+        nodes.close()
+
+
+def test_idle_engine_takes_no_processor(world: World):
+    """vLLM's own peer tier: 177 % of a core. Threads of this process, and so the tier's; the agent's are the agent's."""
+    with world.reader() as reader:
+        reader.answers_right()
+        wait_for(lambda: not reader.engine.connector.has_pending_push_work(), "the engine has nothing to do")
+        began_s, used_s = time.monotonic(), time.process_time()
+        wait_for(lambda: time.monotonic() - began_s > 2.0, "two seconds")
+        share = (time.process_time() - used_s) / (time.monotonic() - began_s)
+    assert share <= 0.03 + POLLING_SHARE
+
+
 @contextlib.contextmanager
 def meanwhile(reader: Reader, act: Callable[[], None]) -> Iterator[None]:
     """`act` once a load is under way."""
     transfers = reader.engine.connector._tier._transfers
 
     def wait_and_act() -> None:
-        wait_until(lambda: transfers.pending, "a load under way")
+        wait_for(lambda: transfers.pending, "a load under way")
         act()
 
     thread = threading.Thread(target=wait_and_act)
@@ -144,7 +192,7 @@ def meanwhile(reader: Reader, act: Callable[[], None]) -> Iterator[None]:
 
 
 def loads_again(reader: Reader) -> None:
-    wait_until(lambda: loaded(reader.answers_right()) > 0, "the engine loads again", within_s=30)
+    wait_for(lambda: loaded(reader.answers_right()) > 0, "the engine loads again", within_s=30)
 
 
 @contextlib.contextmanager
@@ -174,7 +222,7 @@ def ghosts(world: World, reader: Reader) -> Iterator[None]:
     thread.start()
     try:
         assert ready.wait(30)
-        wait_until(replica_names_them, "the replica names the ghosts")
+        wait_for(replica_names_them, "the replica names the ghosts")
         yield
     finally:
         ended.set()

@@ -45,7 +45,7 @@ def tier(agent: str, **settings: Any) -> dict[str, Any]:
         "engine_id": f"test-{os.getpid()}-{next(_numbers)}",
         "kv_connector_extra_config": {
             "cpu_bytes_to_use": POOL_BYTES,
-            "kvdir": {"agent": agent, "load_s": LOAD_S, "store_s": LOAD_S} | settings,
+            "kvdir": {"agent": agent, "load_s": LOAD_S, "store_s": LOAD_S, "share_after_reset": True} | settings,
         },
     }
 

@@ -25,7 +25,7 @@ class Settings:
     a store may take. prefill_tokens_per_s: how fast this engine computes, so that what is not worth fetching is recomputed; 0:
     all is worth it. max_flight_bytes: host memory that loads and stores may hold up at once; more is recomputed, or not stored.
     require_salt: share only requests that carry a cache_salt. check: compare checksums once more when blocks are copied out.
-    share_after_reset: KvdirConnector goes on after vLLM's reset of external caches, which says that weights may have changed.
+    share_after_reset: go on after vLLM's reset of external caches, which says that weights may have changed.
     """
 
     agent: str

@@ -116,11 +116,20 @@ class Transfers:
             full = self._flight_bytes and self._flight_bytes + size > self._max_flight_bytes
             if full or time.monotonic() < self._paused_until_s:
                 self._counts["refused_loads" if job.is_load else "refused_stores"] += 1
-                self._ended.append(Ended(job, frozenset(), 0, 0.0))
+                self._refuse(job)
                 return
             self._running += 1
             self._flight_bytes += size
         self._threads.submit(self._run, job, size)
+
+    def refuse(self, job: Job) -> None:
+        """Ends it at once, with nothing done."""
+        with self._changed:
+            self._refuse(job)
+
+    def _refuse(self, job: Job) -> None:
+        """Call with the lock held."""
+        self._ended.append(Ended(job, frozenset(), 0, 0.0))
 
     def finished(self) -> list[Ended]:
         with self._changed:

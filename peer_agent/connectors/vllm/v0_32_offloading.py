@@ -62,6 +62,18 @@ class KvdirOffloadingConnector(OffloadingConnector):
             self._tier.describe(request.request_id, adapter=adapter, excluded=excluded)
         super().on_new_request(request)
 
+    def reset_cache(self) -> bool | None:
+        """What vLLM does after an update of the weights, which it tells in no other way: old blocks may be wrong now."""
+        done: bool | None = super().reset_cache()
+        if not self._settings.share_after_reset:
+            assert self._tier is not None
+            self._tier.stop_sharing()
+            log.warning(
+                "kvdir: nothing is shared any more, because external caches were reset and the weights may have changed: "
+                "restart the engine, or set share_after_reset if its weights never change"
+            )
+        return done
+
     @classmethod
     def build_prom_metrics(
         cls, vllm_config: VllmConfig, metric_types: Any, labelnames: list[str], per_engine_labelvalues: Any

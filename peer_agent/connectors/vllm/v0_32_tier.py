@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -66,7 +65,7 @@ COUNTERS = {
 
 
 class KvdirTier(SecondaryTierManager):
-    """identity, settings and rows (worker.row_form) come from KvdirOffloadingConnector; connect is for tests."""
+    """identity, settings and rows (row_form) come from KvdirOffloadingConnector."""
 
     medium = Medium.CPU
     cache_hit_source = CacheHitSource.P2P
@@ -81,7 +80,6 @@ class KvdirTier(SecondaryTierManager):
         identity: Identity | None = None,
         settings: Settings | None = None,
         rows: str = "",
-        connect: Callable[..., Engine] = Engine,
     ) -> None:
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         if identity is None or settings is None:
@@ -93,7 +91,7 @@ class KvdirTier(SecondaryTierManager):
         pool = np.asarray(primary_kv_view).view(np.uint8)
         self.namespaces = _namespaces(offloading_spec.config, identity, rows=rows, row_bytes=pool.shape[1])
         self._sessions = {
-            group: connect(
+            group: Engine(
                 settings.agent,
                 namespace=namespace,
                 engine=f"vllm-{offloading_spec.config.engine_id}",
@@ -111,6 +109,7 @@ class KvdirTier(SecondaryTierManager):
             store_s=settings.store_s,
             max_flight_bytes=settings.max_flight_bytes,
         )
+        self._sharing = True
         self._hits = self._misses = 0
         self._told: dict[str, int] = {}
         self._attach()
@@ -129,7 +128,13 @@ class KvdirTier(SecondaryTierManager):
         """What vLLM does not tell tiers of a request: digest of its LoRA's weights; whether it shares nothing."""
         self._lookups.describe(request_id, adapter=adapter, excluded=excluded)
 
+    def stop_sharing(self) -> None:
+        """For good: nothing is offered or stored any more, and what is under way counts as not loaded."""
+        self._sharing = False
+
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        if not self._sharing:
+            return LookupResult.MISS
         match self._lookups.look(req_context.req_id, key, req_context._offload_key_positions):
             case Verdict.HIT:
                 self._hits += 1
@@ -141,29 +146,34 @@ class KvdirTier(SecondaryTierManager):
                 return LookupResult.RETRY
 
     def submit_store(self, job_metadata: TransferJob) -> None:
-        self._transfers.submit(self._job(job_metadata, is_load=False))
+        self._submit(job_metadata, is_load=False)
 
     def submit_load(self, job_metadata: TransferJob) -> None:
-        self._transfers.submit(self._job(job_metadata, is_load=True))
+        self._submit(job_metadata, is_load=True)
 
-    def _job(self, job: TransferJob, *, is_load: bool) -> Job:
-        request_id = job.req_context.req_id
-        keys = () if self._lookups.excluded(request_id) else tuple(job.keys)
-        rows = np.asarray(job.chunk_ids, np.int64)[: len(keys)]
-        return Job(job.job_id, keys, rows, is_load, request_id, self._lookups.adapter(request_id))
+    def _submit(self, transfer: TransferJob, *, is_load: bool) -> None:
+        request_id = transfer.req_context.req_id
+        rows, adapter = np.asarray(transfer.chunk_ids, np.int64), self._lookups.adapter(request_id)
+        job = Job(transfer.job_id, tuple(transfer.keys), rows, is_load, request_id, adapter)
+        if self._sharing and not self._lookups.excluded(request_id):
+            self._transfers.submit(job)
+        else:
+            self._transfers.refuse(job)
 
     def get_finished_jobs(self) -> list[JobResult]:
         return [self._result(ended) for ended in self._transfers.finished()]
 
     def _result(self, ended: Ended) -> JobResult:
         job = ended.job
-        partial = job.is_load and not ended.complete
+        good = ended.good if self._sharing else frozenset()  # of a load that was under way when the weights changed
+        complete = ended.complete and self._sharing
+        partial = job.is_load and not complete
         if partial:
-            self._lookups.failed(job.request_id, [key for key in job.keys if key not in ended.good])
+            self._lookups.failed(job.request_id, [key for key in job.keys if key not in good])
         return JobResult(
             job_id=job.number,
-            success=ended.complete,
-            successful_keys=[OffloadKey(key) for key in ended.good] if partial else None,
+            success=complete,
+            successful_keys=[OffloadKey(key) for key in good] if partial else None,
             transfer_time=ended.took_s,
             transfer_bytes=ended.bytes_moved,
         )
