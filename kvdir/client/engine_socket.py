@@ -24,6 +24,8 @@ REPLAY_HWM = 20_000
 """vLLM keeps 10,000 batches; a replay is taken as fast as it comes, because a ROUTER drops what does not fit."""
 REPLAY_SILENCE_S = 2.0
 REPLAY_TOTAL_S = 30.0
+GARBAGE_MESSAGES = 64
+"""Passed over between two looks at the loop."""
 HEARTBEAT_MS = 2_000
 SILENCE_MS = 6_000
 RECONNECT_MS = 100
@@ -52,6 +54,7 @@ class EngineSocket:
         self._source = source
         self._context = self._zmq.asyncio.Context.instance()
         self._socket: Any = None
+        self._plain: Any = None
         self._monitor: Any = None
         self._watching: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
@@ -63,6 +66,7 @@ class EngineSocket:
         """Raises Unavailable: bind addresses may be taken, or of another host."""
         zmq, source = self._zmq, self._source
         sub = self._socket = self._context.socket(zmq.SUB)
+        self._plain = zmq.Socket.shadow(sub.underlying)  # the same one, without asyncio
         for option, value in (
             (zmq.LINGER, 0), (zmq.RCVHWM, HWM), (zmq.MAXMSGSIZE, MAX_PAYLOAD_BYTES), (zmq.RECONNECT_IVL, RECONNECT_MS),
             (zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS), (zmq.HEARTBEAT_IVL, HEARTBEAT_MS), (zmq.HEARTBEAT_TIMEOUT, SILENCE_MS),
@@ -88,11 +92,11 @@ class EngineSocket:
             self._socket.disable_monitor()
             self._monitor.close(0)
             self._socket.close(0)
-            self._socket = self._monitor = None
+            self._socket = self._plain = self._monitor = None
         self.connected = False
 
     async def receive(self) -> Frame | None:
-        """The next message; None when somebody came or went. Passes over what is no message of a stream, and counts it."""
+        """The next message; None when somebody came or went, or after much that is none of a stream."""
         frame = self._ready()
         if frame is not None:
             return frame
@@ -110,19 +114,16 @@ class EngineSocket:
     def _ready(self) -> Frame | None:
         """A message that is there already, without going through the event loop: most of them in a burst."""
         zmq = self._zmq
-        while True:
+        for _ in range(GARBAGE_MESSAGES):
             try:
-                parts = zmq.Socket.recv_multipart(self._plain, zmq.NOBLOCK)
+                parts = self._plain.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return None
             frame = read_frame(parts)
             if frame is not None:
                 return frame
             self.malformed += 1
-
-    @property
-    def _plain(self) -> Any:
-        return self._socket._shadow_sock
+        return None
 
     async def replay(self, first_seq: int) -> AsyncIterator[Frame]:
         """What the engine still has from first_seq on, up to its end marker. Raises Unavailable when it falls silent before."""

@@ -74,6 +74,20 @@ async def test_flood_is_taken_whole_and_the_loop_goes_on(engine: FakeEngine):
             await streams.close()
 
 
+async def test_flood_of_garbage_is_passed_over_and_counted(engine: FakeEngine):
+    async with serving() as served:
+        with Discovery(served.address) as coordinators:
+            streams = streams_of(coordinators, engine)
+            engine.publish(stored([1, 2]))
+            await equal(served, engine)
+            for number in range(5_000):
+                engine.send_raw(b"?" * (number % 9))
+            engine.publish(stored([3], parent=2))
+            await equal(served, engine)
+            assert streams.figures()[0].malformed == 5_000
+            await streams.close()
+
+
 def random_step(engine: FakeEngine, rng: random.Random) -> None:
     match rng.randrange(60):
         case 0:
