@@ -79,12 +79,13 @@ def held_of(names: Sequence[Answered], numbers: Mapping[str, int]) -> Held:
 def _spread(answer: Lookup, runs: Blocks, cuts: Blocks) -> Tiers:
     """Best tier by node of the answer and stretch."""
     lengths = [len(packed) // 4 for packed in answer.sets]
-    values = np.frombuffer(b"".join(answer.sets), "<u4")
-    numbers = np.repeat(np.arange(len(lengths)), lengths)
-    tiers = np.full((len(answer.nodes), len(lengths) + 1), NONE, np.uint8)
-    of_tier = (values & 0xFF).astype(np.uint8)
+    packed = b"".join(answer.sets)
+    of_tier = np.frombuffer(packed, np.uint8)[::4].copy()
     of_tier[(of_tier < LEVELS[0]) | (of_tier > LEVELS[-1])] = NONE
-    at = (values >> 8).astype(np.int64) * (len(lengths) + 1) + numbers
+    tiers = np.full((len(answer.nodes), len(lengths) + 1), NONE, np.uint8)
+    at = (np.frombuffer(packed, "<u4") >> 8).astype(np.intp)
+    at *= len(lengths) + 1
+    at += np.repeat(np.arange(len(lengths)), lengths)
     tiers.reshape(-1)[at[::-1]] = of_tier[::-1]  # sets are in order, so a node's best tier is written last, and stays
     run = np.searchsorted(runs[:, 0], cuts[:-1], side="right") - 1
     inside = (run >= 0) & (cuts[:-1] < (runs[:, 0] + runs[:, 1])[run])

@@ -120,9 +120,10 @@ def score(
     for groups in parts:
         answers += [name.answer for names in groups for name in names]
         for scored in _part(groups, engines, weights, trusts):
-            known = best.get(scored.key)
+            key = scored.row.instance, scored.row.dp_rank
+            known = best.get(key)
             if known is None or (scored.score, scored.tokens) > (known.score, known.tokens):
-                best[scored.key] = scored
+                best[key] = scored
     instances: dict[str, list[_Scored]] = {}
     for (instance, _), scored in best.items():
         if scored.tokens:
@@ -152,12 +153,28 @@ class _Row(NamedTuple):
 
 
 class _Scored(NamedTuple):
-    key: tuple[str, int]
+    """A row with its numbers, of which only the best ones are ever shown. matched: tokens by tier. names, holds: of all streams,
+    by number.
+    """
+
+    row: _Row
     score: float
-    tokens: int
-    through: tuple[int, ...]
-    tiers: tuple[tuple[Tier, int], ...]
-    streams: tuple[str, ...]
+    through: list[int]
+    matched: list[int]
+    names: Sequence[str]
+    holds: Sequence[bool]
+
+    @property
+    def tokens(self) -> int:
+        return self.through[-1]
+
+    @property
+    def tiers(self) -> tuple[tuple[Tier, int], ...]:
+        return tuple((tier, tokens) for tier, tokens in zip(_TIERS, self.matched, strict=True) if tokens)
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        return tuple(self.names[at] for at in (self.row.own, self.row.arena) if at >= 0 and self.holds[at])
 
 
 def _part(
@@ -184,20 +201,9 @@ def _part(
     by_tier = matched_by_tier(held[lead], by_group[lead], through[:, -1])
     worths = np.array([weights.get(tier, 0.0) for tier in _TIERS])
     holds = np.logical_or.reduce([(item.best != NONE).any(axis=1) for item in held]).tolist()
-    names_of = tuple(numbers)
-    return [
-        _Scored(
-            (row.instance, row.dp_rank),
-            worth,
-            reached[-1],
-            tuple(reached),
-            tuple([(tier, tokens) for tier, tokens in zip(_TIERS, matched, strict=True) if tokens]),
-            tuple([names_of[at] for at in (row.own, row.arena) if at >= 0 and holds[at]]),
-        )
-        for row, worth, reached, matched in zip(
-            rows, (by_tier @ worths).round(6).tolist(), through.tolist(), by_tier.tolist(), strict=True
-        )
-    ]
+    columns = rows, (by_tier @ worths).round(6).tolist(), through.tolist(), by_tier.tolist()
+    streams = tuple(numbers)
+    return [_Scored(*column, streams, holds) for column in zip(*columns, strict=True)]
 
 
 def _rows(numbers: Mapping[str, int], serving: Mapping[str, Sequence[Engine]]) -> list[_Row]:
@@ -222,7 +228,7 @@ def _order(item: tuple[str, list[_Scored]]) -> tuple[float, int, str]:
 
 
 def _worth(scored: _Scored) -> tuple[float, int, int]:
-    return (scored.score, scored.tokens, -scored.key[1])
+    return (scored.score, scored.tokens, -scored.row.dp_rank)
 
 
 def _instance(name: str, ranks: Sequence[_Scored], used: Mapping[str, int]) -> InstanceScore:
@@ -233,8 +239,8 @@ def _instance(name: str, ranks: Sequence[_Scored], used: Mapping[str, int]) -> I
         best.tokens,
         best.tiers,
         tuple(
-            RankScore(scored.key[1], scored.tokens, scored.through)
-            for scored in sorted(ranks, key=lambda scored: scored.key[1])
+            RankScore(scored.row.dp_rank, scored.tokens, tuple(scored.through))
+            for scored in sorted(ranks, key=lambda scored: scored.row.dp_rank)
         ),
         tuple(sorted({used[stream] for scored in ranks for stream in scored.streams})),
     )
