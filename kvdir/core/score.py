@@ -153,9 +153,7 @@ class _Row(NamedTuple):
 
 
 class _Scored(NamedTuple):
-    """A row with its numbers, of which only the best ones are ever shown. matched: tokens by tier. names, holds: of all streams,
-    by number.
-    """
+    """A row with its numbers; few are ever shown. matched: tokens by tier. names, holds: of all streams, by number."""
 
     row: _Row
     score: float
