@@ -12,7 +12,7 @@ import numpy as np
 
 from kvdir.client.engine_findings import FindingKind, Findings
 from kvdir.client.engine_options import EngineOptions
-from kvdir.client.engine_sources import SWITCH_ON, EngineSource
+from kvdir.client.engine_sources import EngineSource, switch_on
 from kvdir.engines import DecodedBatch, Door, Reason, Stored, told_scheme
 
 
@@ -91,12 +91,13 @@ class Judge:
         source = self._source
         if source.bind:
             return f"no engine has connected to {source.endpoint}: its endpoint must be this address, without '*'"
-        return f"nobody serves {source.endpoint}: is the engine running, {SWITCH_ON}"
+        fix = switch_on(self._engine.dialect)
+        return f"nobody serves {source.endpoint}: is the engine running, with its events on? If not, {fix}"
 
     def silent(self) -> str:
         """In words: it has, and nothing comes."""
         topic = f", with topic {self._source.topic!r}" if self._source.topic else ""
         return (
             f"connected to {self._source.endpoint} for {self._engine.quiet_s:g} s and no event came: the engine has had no "
-            f"request, or this is not its event endpoint, or events are off ({SWITCH_ON}{topic})"
+            f"request, or this is not its event endpoint, or events are off ({switch_on(self._engine.dialect)}{topic})"
         )

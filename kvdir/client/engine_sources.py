@@ -22,10 +22,14 @@ from kvdir.errors import RemoteProtocolError, Unavailable, Unsupported
 
 ASK_S = 2.0
 MAX_BYTES = 4 << 20
-SWITCH_ON = (
-    "start it with --kv-events-config "
-    '\'{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"}\''
-)
+_VLLM = '"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"'
+_SGLANG = '"publisher": "zmq", "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"'
+
+
+def switch_on(dialect: str) -> str:
+    """How an engine is told to publish its events, for people."""
+    settings = {"vllm": _VLLM, "sglang": _SGLANG}.get(dialect)
+    return f"start it with --kv-events-config '{{{settings}}}'" if settings else "switch on its KV events over ZMQ"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +63,7 @@ def discover(engine: EngineOptions, *, timeout_s: float = ASK_S) -> tuple[Engine
     if not isinstance(said, dict):
         raise RemoteProtocolError(f"{base}/kv_event_sources: not an object: is this vLLM's server?")
     if not said:
-        raise Unsupported(f"{base}: this engine publishes no events: {SWITCH_ON}")
+        raise Unsupported(f"{base}: this engine publishes no events: {switch_on('vllm')}")
     model = engine.model or _model(base, timeout_s)
     sources = [_source(base, key, value, model, alone=len(said) == 1) for key, value in said.items()]
     if engine.rank is not None:
@@ -73,7 +77,7 @@ def _source(base: str, key: str, value: Any, model: str, *, alone: bool) -> Engi
     if not isinstance(value, Mapping) or not key.isdigit() or not isinstance(value.get("endpoint"), str):
         raise RemoteProtocolError(f"{base}/kv_event_sources: rank {key!r} is not described as vLLM does it")
     if value.get("publisher") != "zmq" or value.get("enable_kv_cache_events") is False:
-        raise Unsupported(f"{base}: rank {key} publishes no events over ZMQ: {SWITCH_ON}")
+        raise Unsupported(f"{base}: rank {key} publishes no events over ZMQ: {switch_on('vllm')}")
     host = host_of(base)
     endpoint, replay = value["endpoint"], value.get("replay_endpoint") or ""
     listens = "*" in endpoint or "::" in endpoint or endpoint.startswith("ipc://")
