@@ -39,8 +39,8 @@ def by_group(keys: Sequence[bytes], *, adapter: bytes = b"") -> list[GroupKeys]:
     if len(table) != width * len(keys):
         raise ValueError("offload keys of different widths in one list")
     table = table.reshape(-1, width)
-    numbers = np.ascontiguousarray(table[:, -GROUP_BYTES:]).view(">u4").ravel()
-    if np.all(numbers == numbers[0]):
+    numbers = table.view(">u4")[:, -1]  # a hash is a multiple of four bytes long
+    if (numbers == numbers[0]).all():
         hashes = _mixed(table[:, :-GROUP_BYTES].tobytes(), width - GROUP_BYTES, adapter)
         return [GroupKeys(int(numbers[0]), np.arange(len(keys)), hashes)]
     found = []

@@ -80,15 +80,25 @@ class _Question:
 
 @dataclass(slots=True)
 class _Request:
-    """asked: how many keys it had when it was answered; hits: those of them that somebody is said to hold."""
+    """asked: how many keys it had when it was answered. held: what is true of most of them, whether somebody is said to hold
+    them; exceptions: the others. (Mostly all are held or none, and a set of all keys would cost as much as the lookup.)
+    """
 
     adapter: bytes = b""
     excluded: bool = False
     asked: int = 0
-    hits: set[bytes] = field(default_factory=set)
+    held: bool = False
+    exceptions: set[bytes] = field(default_factory=set)
     failed: set[bytes] = field(default_factory=set)
     fresh_until_s: float = 0.0
     question: _Question | None = None
+
+    def except_failed(self, keys: Iterable[bytes]) -> None:
+        """These are not held, whatever was said."""
+        if self.held:
+            self.exceptions.update(keys)
+        else:
+            self.exceptions.difference_update(keys)
 
 
 class Lookups:
@@ -136,9 +146,9 @@ class Lookups:
             self._ask(request, list(keys), now_s)
             if request.question is not None:
                 return Verdict.WAIT
-        return Verdict.HIT if key in request.hits else Verdict.MISS
+        return Verdict.HIT if (key in request.exceptions) != request.held else Verdict.MISS
 
-    def failed(self, request_id: str, keys: Iterable[bytes]) -> None:
+    def failed(self, request_id: str, keys: Collection[bytes]) -> None:
         """A load did not bring these."""
         until_s = time.monotonic() + FAILED_S
         if len(self._failed) > FAILED_MOST:
@@ -146,9 +156,9 @@ class Lookups:
         request = self._requests.get(request_id)
         for key in keys:
             self._failed[key] = until_s
-            if request is not None:
-                request.failed.add(key)
-                request.hits.discard(key)
+        if request is not None:
+            request.failed.update(keys)
+            request.except_failed(request.failed)
 
     def forget(self, request_id: str) -> None:
         self._requests.pop(request_id, None)
@@ -186,11 +196,13 @@ class Lookups:
     def _answer(self, request: _Request, keys: Sequence[bytes], held: Bools | None, now_s: float) -> None:
         """held: whether somebody has each of the keys; None: nobody said."""
         request.asked, request.fresh_until_s = len(keys), now_s + FRESH_S
-        request.hits = set(itertools.compress(keys, held.tolist())) if held is not None else set()
-        request.hits -= request.failed
+        request.held = held is not None and 2 * int(np.count_nonzero(held)) > len(keys)
+        others = () if held is None else itertools.compress(keys, (held != request.held).tolist())
+        request.exceptions = set(others)
+        request.except_failed(request.failed)
         if self._failed:
             self._failed = {key: until_s for key, until_s in self._failed.items() if until_s > now_s}
-            request.hits -= self._failed.keys()
+            request.except_failed(self._failed)
 
     def _from_replica(self, part: GroupKeys) -> Bools | None:
         """None: it cannot say. A namespace that is not in a live replica has no blocks anywhere yet."""
