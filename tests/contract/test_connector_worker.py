@@ -191,6 +191,13 @@ async def test_job_is_reported_when_the_code_that_does_it_breaks(bench: Bench):
     assert report.saved == {1: 1}
 
 
+async def test_load_of_nothing_is_reported_at_once(bench: Bench):
+    half = bench.half()
+    half.start_loads(StepPlan(loads=(LoadJob("r", ()),)), ready=HostEvent())
+    assert half.results().loaded == {"r"}
+    await asyncio.to_thread(half.close)
+
+
 async def test_lists_longer_than_the_agent_takes_go_in_several_calls(directory: Path):
     settings = {"arena_bytes": 1 << 20, "max_fingerprints": 4}
     async with local_cluster(directory, "a", coordinator=False, **settings) as cluster:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -180,6 +181,16 @@ def test_one_load_serves_all_when_requests_with_one_prefix_come_at_once(world: W
     assert_same(reader.generate(prompt, prompt, prompt, prompt), [right] * 4)
     assert reader.connector.totals["loaded_blocks"] == reader.connector.half.figures.hit_tokens // 32
     assert reader.connector.half.figures.deferred > 0
+
+
+def test_idle_engine_takes_no_processor(world: World, reader: Engine):
+    """vLLM's own peer tier: 177 % of a core. Of this process: the engine, and the connector with its threads."""
+    assert_same(reader.generate(world.prompts[3]), [world.right[3]])
+    settle(reader)
+    assert not reader.connector.has_pending_push_work()
+    began_s, used_s = time.monotonic(), time.process_time()
+    threading.Event().wait(2.0)  # an interval to measure over: there is nothing to wait for
+    assert time.process_time() - used_s <= 0.03 * (time.monotonic() - began_s)
 
 
 def test_answers_are_right_when_there_is_hardly_room(world: World):

@@ -139,7 +139,8 @@ def test_second_server_answers_from_the_first_one_s_blocks(
         stack.callback(first.end)
         right, _ = first.complete(first_prompt)
         also_right, _ = first.complete(second_prompt)
-        wait_for(lambda: nodes.known_blocks("one") >= 2 * shareable // BLOCK_TOKENS, "blocks of the first server known")
+        enough = 1.8 * shareable / BLOCK_TOKENS  # the last ones may wait for the server's next step
+        wait_for(lambda: nodes.known_blocks("one") >= enough, "blocks of the first server known")
 
         second = Server.start(tiny_llama, way(nodes.engine("two")), tmp_path / "two.log")
         stack.callback(second.end)

@@ -86,6 +86,9 @@ class WorkerHalf:
         for job in plan.loads:
             load = _Load(job.request_id, ready, until_s, missing=len(job.groups))
             self._begin()
+            if not job.groups:  # nothing to wait for, but the request waits to hear it
+                with self._lock:
+                    self._end(load)
             for blocks in job.groups:
                 self._loads.submit(self._load_group, load, blocks)
 
