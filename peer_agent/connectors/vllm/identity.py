@@ -144,9 +144,9 @@ def _weights(vllm_config: Any, settings: Settings) -> str:
 
 def _snapshot(model: Any) -> Path:
     """Where the Hub's client has put the model's files; vLLM has loaded them by now."""
-    from huggingface_hub import snapshot_download
-
     try:
+        from huggingface_hub import snapshot_download
+
         return Path(snapshot_download(model.model, revision=model.revision, local_files_only=True))
     except Exception as error:
         raise InvalidInput(

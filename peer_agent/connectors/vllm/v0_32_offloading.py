@@ -41,7 +41,7 @@ class KvdirOffloadingConnector(OffloadingConnector):
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         """Raises InvalidInput for settings that are wrong, and for an engine whose blocks nobody could share safely."""
         self._settings = Settings.parse(vllm_config.kv_transfer_config.kv_connector_extra_config)
-        self._adapters: dict[str, bytes] = {}
+        self._adapters: dict[tuple[int, str], bytes] = {}
         self._tier: KvdirTier | None = None
         if role != KVConnectorRole.SCHEDULER:
             super().__init__(with_tier(vllm_config), role, kv_cache_config)
@@ -82,14 +82,15 @@ class KvdirOffloadingConnector(OffloadingConnector):
 
     def _adapter(self, lora: LoRARequest) -> bytes:
         """Digest of its weights; b"": nobody can tell which they are, so the request is not shared."""
-        known = self._adapters.get(lora.lora_path)
+        loaded = lora.lora_int_id, lora.lora_path  # an adapter that is loaded anew gets a number of its own
+        known = self._adapters.get(loaded)
         if known is None:
             try:
                 known = bytes.fromhex(weights_digest(lora.lora_path))
             except (InvalidInput, OSError) as error:
                 known = b""
                 log.warning("kvdir: requests with LoRA %s are not shared: %s", lora.lora_name, error)
-            self._adapters[lora.lora_path] = known
+            self._adapters[loaded] = known
         return known
 
 
