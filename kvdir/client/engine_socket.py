@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from kvdir.client.engine_sources import EngineSource
@@ -125,7 +125,7 @@ class EngineSocket:
             self.malformed += 1
         return None
 
-    async def replay(self, first_seq: int) -> AsyncIterator[Frame]:
+    async def replay(self, first_seq: int) -> AsyncGenerator[Frame, None]:
         """What the engine still has from first_seq on, up to its end marker. Raises Unavailable when it falls silent before."""
         zmq, endpoint = self._zmq, self._source.replay
         dealer = self._context.socket(zmq.DEALER)

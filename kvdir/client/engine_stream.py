@@ -13,6 +13,7 @@ of SLICE_BLOCKS. Does not: find engines (engine_streams.py), decode (kvdir/engin
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import Counter
@@ -151,7 +152,7 @@ class EngineStream:
         self.life.start()
         try:
             await self._open()
-            self._help("receive", self._receive())
+            await self._help("receive", self._receive())
             while True:
                 await self._step()
         finally:
@@ -189,18 +190,20 @@ class EngineStream:
         """The answers to one question."""
         last: Frame | None = Frame(END_SEQ, b"")
         try:
-            async for frame in self._socket.replay(ask.first_seq):
-                await self._inbox.put(_Replayed(ask.request_id, frame))
+            async with contextlib.aclosing(self._socket.replay(ask.first_seq)) as frames:
+                async for frame in frames:
+                    await self._inbox.put(_Replayed(ask.request_id, frame))
         except Unavailable as error:
             last = None
             say(log, logging.INFO, "replay failed", stream=self.name, error=error)
         await self._inbox.put(_Replayed(ask.request_id, last))
 
-    def _help(self, what: str, work: Coroutine[Any, Any, None]) -> None:
+    async def _help(self, what: str, work: Coroutine[Any, Any, None]) -> None:
         """Runs beside us; what it replaces is over, or void."""
         before = self._helpers.get(what)
         if before is not None:
             before.cancel()
+            await asyncio.wait({before})
         self._helpers[what] = asyncio.create_task(work, name=f"engine-{what}-{self.name}")
 
     def _look_at_helpers(self) -> None:
@@ -268,7 +271,7 @@ class EngineStream:
                 case Deliver(seq, payload):
                     await self._deliver(seq, payload)
                 case AskReplay():
-                    self._help("replay", self._replay(effect))
+                    await self._help("replay", self._replay(effect))
                 case NewLife(reason):
                     self.figures.restarts += 1
                     await self._replace_life(reason)
