@@ -6,10 +6,13 @@ a batch that is `lost` has a number, is in the ring, and is not sent. `held` is 
 
 from __future__ import annotations
 
+import contextlib
+import json
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import msgspec
@@ -144,6 +147,31 @@ class FakeEngine:
                     router.send_multipart([client, b"", b"", seq.to_bytes(8, "big"), payload])
             router.send_multipart([client, b"", b"", _END, b""])
         router.close(0)
+
+
+@contextlib.contextmanager
+def server_that_says(sources: dict[str, Any], model: str) -> Iterator[str]:
+    """The engine's HTTP server, as far as discovery asks it: where its events are, which models. Its URL."""
+    models = {"data": [{"id": "an-adapter", "parent": model}, {"id": model}]}
+    said = {"/kv_event_sources": sources, "/v1/models": models}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(said[self.path]).encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, name="fake-engine-http", daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def _bound(socket: Any, endpoint: str) -> str:

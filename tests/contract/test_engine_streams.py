@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import threading
 from collections.abc import AsyncIterator, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -23,7 +20,7 @@ from kvdir.location import StreamState
 from kvdir.namespace import Namespace
 from kvdir.server.shared.coordinator import SharedCoordinator
 from kvdir.store.memory import MemoryBlockStore
-from kvdir.testing.fake_engine import CLEARED, FakeEngine, removed, stored
+from kvdir.testing.fake_engine import CLEARED, FakeEngine, removed, server_that_says, stored
 from kvdir.testing.served import Served, serving
 from kvdir.testing.shared import shared
 from kvdir.testing.wait import eventually
@@ -337,34 +334,6 @@ async def test_garbage_costs_itself_only(engine: FakeEngine) -> None:
         await equal(served, engine)
 
 
-class _Vllm(BaseHTTPRequestHandler):
-    """The two questions that discovery asks, answered as vLLM 0.32 does."""
-
-    sources: dict[str, Any]
-
-    def do_GET(self) -> None:
-        models = {"data": [{"id": "lora", "parent": MODEL}, {"id": MODEL}]}
-        said: Any = {"/kv_event_sources": self.sources, "/v1/models": models}
-        body = json.dumps(said.get(self.path)).encode()
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@contextlib.contextmanager
-def http_server(sources: dict[str, Any]) -> Iterator[str]:
-    handler = type("Handler", (_Vllm,), {"sources": sources})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
-
-
 def described(engine: FakeEngine) -> dict[str, Any]:
     endpoints = {"endpoint": engine.endpoint, "replay_endpoint": engine.replay_endpoint}
     wild = {name: endpoint.replace("127.0.0.1", "*") for name, endpoint in endpoints.items()}
@@ -374,7 +343,7 @@ def described(engine: FakeEngine) -> dict[str, Any]:
 async def test_engine_is_found_by_its_server_when_that_says_where_its_events_are(engine: FakeEngine) -> None:
     other = FakeEngine(rank=1)
     sources = {"0": described(engine), "1": described(other)}
-    with http_server(sources) as url:
+    with server_that_says(sources, MODEL) as url:
         async with serving() as served, following(served.address, f"vllm={url},hash=opaque") as streams:
             engine.publish(stored(range(4)))
             other.publish(stored(range(4, 9)))
@@ -385,7 +354,7 @@ async def test_engine_is_found_by_its_server_when_that_says_where_its_events_are
 
 
 async def test_engine_without_events_is_a_finding_when_its_server_says_so() -> None:
-    with http_server({}) as url:
+    with server_that_says({}, MODEL) as url:
         async with serving() as served, following(served.address, f"vllm={url}") as streams:
             await eventually(lambda: [finding.kind for finding in streams.findings()] == [FindingKind.DISCOVERY])
             assert "enable_kv_cache_events" in streams.in_words()
