@@ -11,26 +11,22 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvdir.namespace import Namespace
 from kvdir.testing.fake_node import FakeNode
 from peer_agent.memory.arena import Arena
 from peer_agent.memory.layout import HEADER_BYTES
-from tests.vllm.engines import BLOCK_TOKENS, Engine, shared_prompts
-from tests.vllm.models import make_llama
-from tests.vllm.nodes import Nodes, wait_for
-from tests.vllm.world import OWNER, READER, Reader, World, assert_added, assert_same, fingerprints, loaded, shareable, tier
+from tests.vllm.nodes import wait_for
+from tests.vllm.world import OWNER, READER, Reader, World, assert_added, assert_same, fingerprints, loaded, shareable
 
 POLLING_SHARE = 0.02
 """Of a core: what this test's own waiting costs, and the interpreter's other threads."""
 
 
 def test_answers_are_the_same_and_blocks_are_loaded_when_another_node_has_them(world: World):
-    with world.reader() as reader:
+    with world.reader() as reader, patience(reader):
         answers = reader.answers_right()
         assert loaded(answers) >= 0.8 * shareable(world.prompts)
         assert reader.counted("load_hit_peer") > 0
@@ -38,7 +34,7 @@ def test_answers_are_the_same_and_blocks_are_loaded_when_another_node_has_them(w
 
 
 def test_answers_are_the_same_when_all_prompts_come_at_once(world: World):
-    with world.reader() as reader:
+    with world.reader() as reader, patience(reader):
         answers = reader.engine.generate(*world.prompts)
         assert_same(answers, world.right)
         assert loaded(answers) >= 0.8 * shareable(world.prompts)
@@ -49,7 +45,7 @@ def test_answers_are_the_same_when_all_prompts_come_at_once(world: World):
 
 def test_answers_change_when_one_loaded_block_is_zeroed(world: World, monkeypatch: pytest.MonkeyPatch):
     """The control: equal answers prove something only if wrong KV gives others."""
-    with world.reader() as reader:
+    with world.reader() as reader, patience(reader):
         for session in reader.engine.connector._tier._sessions.values():
 
             def spoiled(blocks: Any, *, into: Any, load: Any = session.load, **options: Any) -> Any:
@@ -133,35 +129,6 @@ def test_corrupt_bytes_on_the_wire_are_recomputed(world: World):
         world.refill_owner()
 
 
-def test_nothing_is_shared_when_the_model_has_the_same_name_and_other_weights(
-    tiny_llama: Path, tmp_path: Path, shared_memory: Path
-):
-    """Also: an engine whose external caches were reset shares nothing any more, since its weights may have changed."""
-    (shared_memory / "weights").mkdir()
-    nodes, prompt = Nodes(shared_memory / "weights"), shared_prompts(1)[0]
-    try:
-        nodes.start_coordinator()
-        nodes.start_agent("node")
-        first = Engine(tiny_llama, connector=tier(nodes.engine("node"), share_after_reset=False))
-        (right,) = first.generate(prompt)
-        wait_for(lambda: nodes.held_blocks("node") == len(prompt) // BLOCK_TOKENS, "all blocks stored")
-        first.forget()
-        (after_reset,) = first.generate(prompt)
-        assert (after_reset.tokens, after_reset.cached) == (right.tokens, 0)
-        mine = first.connector._tier.namespaces[0]
-        first.close()
-        second = Engine(make_llama(tmp_path / "same-name", seed=1), connector=tier(nodes.engine("node")))
-        (other,) = second.generate(prompt)
-        theirs = second.connector._tier.namespaces[0]
-        second.close()
-        assert other.tokens != right.tokens
-        assert other.cached == 0
-        assert mine.model == theirs.model
-        assert [each.split(":")[0] for each in Namespace.diff(mine, theirs)] == ["weights"]
-    finally:
-        nodes.close()
-
-
 def test_idle_engine_takes_no_processor(world: World):
     """vLLM's own peer tier: 177 % of a core. Threads of this process, and so the tier's; the agent's are the agent's."""
     with world.reader() as reader:
@@ -171,6 +138,17 @@ def test_idle_engine_takes_no_processor(world: World):
         wait_for(lambda: time.monotonic() - began_s > 2.0, "two seconds")
         share = (time.process_time() - used_s) / (time.monotonic() - began_s)
     assert share <= 0.03 + POLLING_SHARE
+
+
+@contextlib.contextmanager
+def patience(reader: Reader) -> Iterator[None]:
+    """For what loads and not how soon, on a machine that may be busy: loads go on for ten seconds without a block."""
+    transfers = reader.engine.connector._tier._transfers
+    usual_s, transfers._load_s = transfers._load_s, 10.0
+    try:
+        yield
+    finally:
+        transfers._load_s = usual_s
 
 
 @contextlib.contextmanager
