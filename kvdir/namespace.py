@@ -25,7 +25,7 @@ CANONICAL_VERSION = 1
 NO_TENANT = "none"
 ANNOUNCED = "announced"
 """cache_policy, weights, layout and position of blocks that an engine only tells of: good to route by, never to move."""
-MAX_BLOCK_BYTES = 2**40
+MAX_BLOCK_BYTES, MAX_BLOCK_TOKENS = 2**40, 2**24
 WHOLE = -1
 """`Namespace.part` of blocks that hold all state groups."""
 
@@ -86,8 +86,8 @@ class StateGroup:
             out.append(f"{where}: kv_heads and head_dim must be positive, tensors 1 or 2")
         if (self.kind == StateKind.SLIDING_WINDOW) != (self.window_tokens > 0):
             out.append(f"{where}.window_tokens: must be given for sliding_window and only there")
-        if self.block_tokens < 0 or self.bytes_override < 0:
-            out.append(f"{where}: block_tokens and bytes_override must not be negative")
+        if not 0 <= self.block_tokens <= MAX_BLOCK_TOKENS or self.bytes_override < 0:
+            out.append(f"{where}: block_tokens must be 0 to {MAX_BLOCK_TOKENS:,}, and bytes_override must not be negative")
         return out
 
     def block_bytes(self, block_tokens: int, element_bytes: float) -> int:
@@ -150,8 +150,8 @@ class Namespace:
             elif name == "tenant" and not _TENANT.fullmatch(value):
                 # The value is not repeated: it may be a salt that somebody put into the wrong field.
                 out.append('tenant: must be "none", or give the salt as tenant_salt, of which only a digest is kept')
-        if self.block_tokens <= 0:
-            out.append("block_tokens: must be at least 1")
+        if not 0 < self.block_tokens <= MAX_BLOCK_TOKENS:
+            out.append(f"block_tokens: must be 1 to {MAX_BLOCK_TOKENS:,}")
         if not self.groups:
             out.append("groups: at least one state group is required")
         for number, group in enumerate(self.groups):

@@ -7,10 +7,10 @@ rank's part here, the next one's there (`points`), or all from one node (`at`). 
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from kvdir.core.answer import Lookup
 from kvdir.core.restore_points import Bools, RestorePoints, intersection, restore_points
 from kvdir.errors import InvalidInput
 from kvdir.fingerprint import Fingerprints
-from kvdir.location import NodeTrust
+from kvdir.location import NodeTrust, StreamState
 from kvdir.namespace import Namespace
 
 _RUN = struct.Struct("<III")
@@ -37,7 +37,8 @@ class Question:
 class StateLookup:
     """points: where the prompt can be resumed from with what all nodes hold together; a hint, as every lookup.
 
-    nodes: everybody named, by name. reasons: of questions that nobody answered, in words. warming, incomplete: as Lookup.
+    nodes: everybody named, by name, as the most doubtful answer has them. reasons: of questions that nobody answered, in words.
+    warming, incomplete: as Lookup.
     """
 
     points: RestorePoints
@@ -59,17 +60,17 @@ def questions(namespace: Namespace, fingerprints: Fingerprints | Sequence[Finger
     fingerprints: of the prompt's blocks from its start, a list for each group, or one for all if their blocks are of one size.
     InvalidInput: not one list a group, or one for blocks of several sizes.
     """
-    parts = namespace.parts()
+    parts = _parts(namespace)
     if isinstance(fingerprints, Fingerprints):
-        if len({part.block_tokens for part in parts}) > 1:
+        if len({ranks[0].block_tokens for ranks in parts}) > 1:
             raise InvalidInput("one list of fingerprints for groups whose blocks differ in size: pass one list a group")
         fingerprints = [fingerprints] * len(parts)
     if len(fingerprints) != len(parts):
         raise InvalidInput(f"{len(fingerprints)} lists of fingerprints for {len(parts)} state groups: pass one a group")
     return tuple(
         Question(group, rank, asked)
-        for group, (part, asked) in enumerate(zip(parts, fingerprints, strict=True))
-        for rank in part.family()
+        for group, (ranks, asked) in enumerate(zip(parts, fingerprints, strict=True))
+        for rank in ranks
     )
 
 
@@ -82,14 +83,17 @@ def fold(
     can_trim: bool = True,
 ) -> StateLookup:
     """The answers to `questions`, in their order, as one. prompt_tokens, can_trim: as restore_points."""
-    groups = tuple(part.group for part in namespace.parts())
-    rule = partial(restore_points, groups, block_tokens=namespace.block_tokens, prompt_tokens=prompt_tokens, can_trim=can_trim)
+    groups = tuple(ranks[0].group for ranks in _parts(namespace))
+    rule = functools.partial(
+        restore_points, groups, block_tokens=namespace.block_tokens, prompt_tokens=prompt_tokens, can_trim=can_trim
+    )
     together = [[np.zeros(len(question.fingerprints), np.bool_)] for question in asked]
     trust: dict[str, NodeTrust] = {}
     masks: dict[str, dict[int, Bools]] = {}
     for number, answer in enumerate(answers):
         for node, mask in _by_node(answer).items():
-            trust[answer.nodes[node].node] = answer.nodes[node]
+            told = answer.nodes[node]
+            trust[told.node] = max(trust.get(told.node, told), told, key=_doubtfulness)
             masks.setdefault(answer.nodes[node].node, {})[number] = mask
             together[number].append(mask)
     nobody = [held[0] for held in together]
@@ -106,6 +110,16 @@ def fold(
             for name, held in masks.items()
         },
     )
+
+
+@functools.lru_cache(maxsize=64)
+def _parts(namespace: Namespace) -> tuple[tuple[Namespace, ...], ...]:
+    """Of every state group, all ranks: once per namespace, since to make one costs more than to look up in a replica."""
+    return tuple(part.family() for part in namespace.parts())
+
+
+def _doubtfulness(trust: NodeTrust) -> tuple[bool, StreamState, int, float]:
+    return not trust.state.trusted, trust.state, trust.missing_events, trust.age_s
 
 
 def _by_group(asked: Sequence[Question], held: Sequence[Bools], groups: int) -> tuple[Bools, ...]:

@@ -8,14 +8,16 @@
 Rules: as peer_agent/client/engine.py: whatever goes wrong is a miss, every call ends by its deadline. Blocks, fingerprints and
 memory come in a list for each state group of the namespace, in its order. What arrived decides: the restored point is worked
 out from verified blocks, not from what anybody said to hold (peer_agent/core/state_load.py). Memory of blocks beyond it, or
-before a window, is unspecified. Thread-safe; blocking: groups are loaded side by side in threads of its own.
+before a window, is unspecified. A call that has returned, or raised, touches nothing of the caller's any more.
+Thread-safe; blocking: groups are loaded side by side in threads of its own, CALLS for each group. With more calls at once a
+group whose turn has not come by the deadline is a miss.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -27,8 +29,9 @@ from kvdir.errors import InvalidInput
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import StreamState
 from kvdir.namespace import Namespace
-from peer_agent.client.engine import DEADLINE_S, Engine
-from peer_agent.client.results import LoadResult, LookupResult, StoreResult
+from peer_agent.client.attachment import bounded_s
+from peer_agent.client.engine import DEADLINE_S, Engine, connect
+from peer_agent.client.results import LoadResult, LookupResult, StoreResult, missed, not_stored
 from peer_agent.core.effects import LoadStatus
 from peer_agent.core.state_load import Positions, StateLoad, hoped
 
@@ -36,6 +39,12 @@ T = TypeVar("T")
 
 LOOKUP_SHARE = 0.25
 """Of a load's deadline, at most, for asking what there is."""
+CALLS = 4
+"""Of one engine, that work at the same time without waiting for one another."""
+SOON_S = 0.001
+"""Of a lookup without a deadline left: an engine takes 0 for none at all."""
+LATE = "other calls of this engine took all the time"
+CLOSED = "this engine was closed"
 MAX_ROUNDS = 8
 """Of a load: how often a goal that could not be reached is replaced by a lesser one."""
 
@@ -72,10 +81,12 @@ class StateEngine:
         self._groups = tuple(part.group for part in namespace.parts())
         self._deadline_s = deadline_s
         self._can_trim = can_trim
-        self._threads = ThreadPoolExecutor(len(engines), thread_name_prefix="kvdir-state")
+        self._no_turn = LATE
+        self._threads = ThreadPoolExecutor(CALLS * len(engines), thread_name_prefix="kvdir-state")
 
     def close(self) -> None:
         """Ends the sessions. Idempotent."""
+        self._no_turn = CLOSED
         for engine in self.engines:
             engine.close()
         self._threads.shutdown()
@@ -89,14 +100,19 @@ class StateEngine:
     def store(self, fingerprints: Groups, blocks: Sequence[Any], *, deadline_s: float | None = None) -> tuple[StoreResult, ...]:
         """Per group: its blocks into the agent's memory, each published on its own; an empty list stores nothing of a group."""
         self._check(fingerprints, blocks)
-        return self._each(lambda group: self.engines[group].store(fingerprints[group], blocks[group], deadline_s=deadline_s))
+        until_s = self._until_s(deadline_s)
+        return self._each(
+            lambda group: self.engines[group].store(fingerprints[group], blocks[group], deadline_s=_left_s(until_s)),
+            lambda group: not_stored(len(fingerprints[group]), self._no_turn),
+            until_s,
+        )
 
     def lookup(
         self, fingerprints: Groups, *, prompt_tokens: int | None = None, deadline_s: float = 0.0
     ) -> tuple[RestorePoints, tuple[LookupResult, ...]]:
         """Where the prompt could be resumed, with what is here and, with a deadline, what peers are said to hold."""
         self._check(fingerprints)
-        found = self._each(lambda group: self.engines[group].lookup(fingerprints[group], deadline_s=deadline_s))
+        found = self._looked_up(fingerprints, deadline_s, self._until_s(deadline_s or None))
         return self._plan(found, prompt_tokens, in_doubt=False).goal, found
 
     def load(
@@ -107,10 +123,8 @@ class StateEngine:
         into: per group, memory for each of its blocks, as a sequence of blocks: an array (n, block_bytes), or a list.
         """
         self._check(fingerprints, into)
-        until_s = time.monotonic() + (self._deadline_s if deadline_s is None else deadline_s)
-        found = self._each(
-            lambda group: self.engines[group].lookup(fingerprints[group], deadline_s=LOOKUP_SHARE * _left_s(until_s))
-        )
+        until_s = self._until_s(deadline_s)
+        found = self._looked_up(fingerprints, max(SOON_S, LOOKUP_SHARE * _left_s(until_s)), until_s)
         plan = self._plan(found, prompt_tokens, in_doubt=True)
         goal, rounds, peer_bytes = plan.goal.best_tokens, 0, 0
         while rounds < MAX_ROUNDS and _left_s(until_s) > 0 and any(map(len, wanted := plan.wanted())):
@@ -123,6 +137,20 @@ class StateEngine:
 
     # internals
 
+    def _until_s(self, deadline_s: float | None) -> float:
+        return time.monotonic() + bounded_s(deadline_s, self._deadline_s)
+
+    def _looked_up(self, fingerprints: Groups, deadline_s: float, until_s: float) -> tuple[LookupResult, ...]:
+        def late(group: int) -> LookupResult:
+            nothing = bytes(len(fingerprints[group]))
+            return LookupResult(local=nothing, nominated=nothing, reason=self._no_turn)
+
+        def lookup(group: int) -> LookupResult:
+            left_s = deadline_s and min(deadline_s, max(SOON_S, _left_s(until_s)))
+            return self.engines[group].lookup(fingerprints[group], deadline_s=left_s)
+
+        return self._each(lookup, late, until_s)
+
     def _load(
         self, fingerprints: Groups, into: Sequence[Any], wanted: Sequence[Positions], until_s: float
     ) -> tuple[LoadResult, ...]:
@@ -133,10 +161,25 @@ class StateEngine:
             chosen, memory = fingerprints[group].select(positions.tolist()), _rows(into[group], positions)
             return self.engines[group].load(chosen, into=memory, deadline_s=_left_s(until_s))
 
-        return self._each(load)
+        return self._each(load, lambda group: missed(len(wanted[group]), self._no_turn), until_s)
 
-    def _each(self, work: Callable[[int], T]) -> tuple[T, ...]:
-        return tuple(self._threads.map(work, range(len(self.engines))))
+    def _each(self, work: Callable[[int], T], late: Callable[[int], T], until_s: float) -> tuple[T, ...]:
+        """work, side by side; late: the answer for a group whose turn has not come by until_s. Ends, also by raising what a
+        group raised, only when none of them works any more: each sees to its own deadline.
+        """
+        futures = [self._submitted(work, group) for group in range(len(self.engines))]
+        wait(futures, timeout=_left_s(until_s))
+        wait([future for future in futures if not future.cancel()])
+        return tuple(late(group) if future.cancelled() else future.result() for group, future in enumerate(futures))
+
+    def _submitted(self, work: Callable[[int], T], group: int) -> Future[T]:
+        try:
+            return self._threads.submit(work, group)
+        except RuntimeError:  # closed meanwhile: a miss, as with a single engine
+            never = Future[T]()
+            never.cancel()
+            never.set_running_or_notify_cancel()
+            return never
 
     def _plan(self, found: Sequence[LookupResult], prompt_tokens: int | None, *, in_doubt: bool) -> StateLoad:
         """in_doubt: hope for what nodes may have whose claims may have holes."""
@@ -171,8 +214,6 @@ def connect_state(
 
     can_trim: whether the engine can resume inside a block (restore_points). options: of peer_agent.connect, for each of them.
     """
-    from peer_agent.client.engine import connect
-
     until_s, engines = time.monotonic() + timeout_s, list[Engine]()
     try:
         for part in namespace.parts():

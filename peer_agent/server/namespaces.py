@@ -19,6 +19,8 @@ from kvdir.errors import ConfigError, InvalidInput, NamespaceError
 from kvdir.hashing import explain_mismatch
 from kvdir.namespace import Namespace
 
+MAX_PROBE_TOKENS = 65_536
+
 
 @dataclass(frozen=True, slots=True)
 class Served:
@@ -73,9 +75,10 @@ def _positive(fields: dict[str, Any], name: str, *, default: float) -> float:
 def check_probe(probe: bytes, namespace: Namespace) -> None:
     """Raises InvalidInput, with what to set, if an engine's fingerprint of the probe is not what the namespace's scheme gives.
 
-    An empty probe, and schemes that cannot be computed here (`opaque`, names of others), are let through.
+    An empty probe, schemes that cannot be computed here (`opaque`, names of others), and blocks of more than MAX_PROBE_TOKENS,
+    whose length an engine may make up, are let through.
     """
-    if not probe:
+    if not probe or namespace.block_tokens > MAX_PROBE_TOKENS:
         return
     words = explain_mismatch(
         probe,
@@ -91,9 +94,7 @@ def check_probe(probe: bytes, namespace: Namespace) -> None:
 def explain_unknown(digest: bytes, canonical: bytes, known: Iterable[Namespace]) -> str:
     """Why this namespace is not served: the differences to the nearest one that is."""
     candidates = list(known)
-    if not candidates:
-        return f"namespace {digest.hex()[:16]} is not served here, nor any other yet"
-    names = ", ".join(namespace.short for namespace in candidates)
+    names = ", ".join(namespace.short for namespace in candidates) or "none yet"
     try:
         asked = Namespace.from_canonical(canonical)
     except NamespaceError as error:
@@ -102,6 +103,8 @@ def explain_unknown(digest: bytes, canonical: bytes, known: Iterable[Namespace])
         return (
             f"digest {digest.hex()[:16]} is not that of the description sent ({asked.short}): both sides need the same release"
         )
+    if not candidates:
+        return f"namespace {asked.short} is not served here, nor any other yet"
     nearest = min(candidates, key=lambda namespace: len(Namespace.diff(asked, namespace)))
     differences = "; ".join(Namespace.diff(asked, nearest))
     return f"namespace {asked.short} is not served here; the nearest one, {nearest.short}, differs: {differences}"

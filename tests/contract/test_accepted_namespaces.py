@@ -8,25 +8,30 @@ import json
 import tempfile
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import pytest
 from click.testing import CliRunner
 
-from kvdir.errors import ConfigError, KvdirError, NoSpace, UnknownNamespace
+from kvdir.errors import ConfigError, InvalidInput, KvdirError, NoSpace, UnknownNamespace
 from kvdir.namespace import Namespace
 from kvdir.testing.wait import eventually
 from peer_agent.cli.main import main as agent_main
 from peer_agent.client import aio
+from peer_agent.client.attachment import attach_request
 from peer_agent.core.effects import LoadStatus
 from peer_agent.memory.arena import Arena
 from peer_agent.memory.layout import SUPERBLOCK_BYTES, SizeClass
 from peer_agent.memory.slots import Spare
+from peer_agent.server import namespaces
 from peer_agent.server.app import Agent
 from peer_agent.server.capacity import plan_arena
 from peer_agent.server.config import AgentConfig
 from peer_agent.testing import Blocks, LocalCluster, local_cluster, sample_namespace
+from peer_agent.v1 import engine_pb2_grpc
 
 SPARE: dict[str, Any] = {"namespaces": (), "accept_bytes": 1 << 18, "accept_namespaces": 2}
 
@@ -81,6 +86,39 @@ async def test_every_class_keeps_to_its_own_slots_when_two_namespaces_were_accep
         result = await reader.load(theirs, into=into)
         assert result.count(LoadStatus.HIT_PEER) == 8
         Blocks(other).check(theirs, into, result)
+
+
+async def test_peers_that_read_all_the_while_read_right_bytes_when_classes_are_added(pair: LocalCluster) -> None:
+    """Their mapping, connection and grants are from before the class."""
+    writer, reader = await pair.engine("a"), await pair.engine("b")
+    mine = pair.blocks.chain(20)
+    await writer.store(mine, pair.blocks.data(mine))
+    await pair.wait_known("a")
+    added = asyncio.Event()
+
+    async def keep_reading() -> int:
+        rounds = 0
+        while not added.is_set() or not rounds:
+            pair.agents["b"].store.discard(mine_digest, mine)  # so that they come from the peer
+            into = pair.blocks.room(mine)
+            result = await reader.load(mine, into=into, deadline_s=10.0)
+            pair.blocks.check(mine, into, result)
+            rounds += result.count(LoadStatus.HIT_PEER) == 20
+        return rounds
+
+    mine_digest, other = pair.namespace.digest, sample_namespace(model="second", block_bytes=1000)
+    reading = asyncio.create_task(keep_reading())
+    await eventually(lambda: pair.agents["b"].reader.counters.peer_bytes > 0, what="b reads from a")
+    theirs = Blocks(other).chain(8)
+    async with await attached(pair.agents["b"], other) as later, await attached(pair.agents["a"], other) as second:
+        await second.store(theirs, Blocks(other).data(theirs))
+        await pair.wait_known("a")
+        into = Blocks(other).room(theirs)
+        result = await later.load(theirs, into=into)
+        assert result.count(LoadStatus.HIT_PEER) == 8
+        Blocks(other).check(theirs, into, result)
+    added.set()
+    assert await reading >= 1
 
 
 async def test_second_engine_shares_the_class_when_it_brings_the_same_namespace(pair: LocalCluster) -> None:
@@ -146,6 +184,33 @@ async def test_refusal_says_what_to_do_when_there_is_no_room_or_no_geometry(dire
         with pytest.raises(NoSpace, match=r"accept_namespaces is 2.*m0@.*, m1@.*run another one"):
             await attached(agent, sample_namespace(model="m2"))
         await (await attached(agent, sample_namespace(model="m1"))).close()
+
+
+async def test_refusal_says_what_is_wrong_with_a_description_when_nothing_is_served_yet(directory: Path) -> None:
+    async with local_cluster(directory, "a", coordinator=False, **SPARE) as cluster:
+        address, asked = cluster.agents["a"].ready.engine, sample_namespace()
+        request = attach_request(asked, engine="test", prefill_tokens_per_s=0.0)
+        newer = asked.canonical().replace('"version":1', '"version":2').encode()
+        other = sample_namespace(model="other").canonical().encode()
+        for description, words in (
+            (newer, "canonical version 2 is not 1"),
+            (b"{", "not a canonical namespace"),
+            (other, "is not that of the description"),
+        ):
+            request.namespace_canonical_json = description
+            async with grpc.aio.insecure_channel(address) as channel:
+                with pytest.raises(grpc.aio.AioRpcError, match=words):
+                    await engine_pb2_grpc.EngineStub(channel).Attach(request, timeout=5).read()
+        assert not cluster.agents["a"].store.namespaces
+
+
+def test_probe_of_a_block_that_is_absurdly_long_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(namespaces, "explain_mismatch", lambda *_, **__: "computed")
+    whole = {"kind": "recurrent", "layers": 1, "state_bytes": 1000}
+    longest = sample_namespace(groups=[whole], bytes_override=0, block_tokens=namespaces.MAX_PROBE_TOKENS)
+    with pytest.raises(InvalidInput, match="computed"):
+        namespaces.check_probe(b"p", longest)
+    namespaces.check_probe(b"p", replace(longest, block_tokens=namespaces.MAX_PROBE_TOKENS + 1))
 
 
 async def test_unknown_namespace_is_refused_with_both_ways_out_when_none_is_accepted(directory: Path) -> None:
