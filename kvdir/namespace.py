@@ -25,7 +25,7 @@ CANONICAL_VERSION = 1
 NO_TENANT = "none"
 ANNOUNCED = "announced"
 """cache_policy, weights, layout and position of blocks that an engine only tells of: good to route by, never to move."""
-MAX_BLOCK_BYTES, MAX_BLOCK_TOKENS = 2**40, 2**24
+MAX_BLOCK_BYTES, MAX_BLOCK_TOKENS = 2**40, 2**20
 WHOLE = -1
 """`Namespace.part` of blocks that hold all state groups."""
 

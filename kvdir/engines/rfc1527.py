@@ -23,10 +23,10 @@ from kvdir.core.event import Event, EventKind
 from kvdir.engines.events import Cleared, EngineEvent, Group, Reason, Removed, Stored, adapter_of, lora_name_of, tenant_of
 from kvdir.engines.intake import Intake, Refused
 from kvdir.engines.media import tier_of
-from kvdir.engines.vllm import MAX_BLOCK_TOKENS, Hash, group_of
+from kvdir.engines.vllm import Hash, group_of
 from kvdir.engines.wire import MAX_HASHES, Undecodable, pack
 from kvdir.location import Tier
-from kvdir.namespace import NO_TENANT, Namespace
+from kvdir.namespace import MAX_BLOCK_TOKENS, NO_TENANT, Namespace
 
 MEDIA: Mapping[Tier, str] = {Tier.GPU: "gpu", Tier.CPU: "cpu", Tier.DISK: "disk", Tier.REMOTE: "external"}
 """Media of events that go out."""

@@ -24,9 +24,8 @@ from kvdir.engines.media import kind_of, tier_of
 from kvdir.engines.msgpack import array_length
 from kvdir.engines.wire import MAX_HASHES, Undecodable, is_map, pack
 from kvdir.location import Tier
-from kvdir.namespace import StateKind
+from kvdir.namespace import MAX_BLOCK_TOKENS, StateKind
 
-MAX_BLOCK_TOKENS = 1 << 20
 MAX_GROUPS = 256
 _NIL = msgspec.Raw(b"\xc0")
 _DIGEST_CHARACTERS = 64

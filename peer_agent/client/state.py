@@ -212,7 +212,8 @@ def connect_state(
 ) -> StateEngine:
     """Engines for every part of `namespace`, attached to the agent at `address`. Raises and waits as peer_agent.connect.
 
-    can_trim: whether the engine can resume inside a block (restore_points). options: of peer_agent.connect, for each of them.
+    can_trim: whether the engine can resume inside a block (restore_points). options: of peer_agent.connect, for each of them;
+    a `probe` only where all groups have blocks of one size, since it is of one.
     """
     until_s, engines = time.monotonic() + timeout_s, list[Engine]()
     try:

@@ -270,7 +270,7 @@ class Store:
         """UnknownNamespace, naming what is known, if it is not served here."""
         found = self.namespaces.get(digest)
         if found is None:
-            known = ", ".join(namespace.short for namespace in self.namespaces.values())
+            known = ", ".join(namespace.short for namespace in self.namespaces.values()) or "none yet"
             raise UnknownNamespace(f"namespace {digest.hex()[:16]} is not served here; here: {known}")
         return found
 

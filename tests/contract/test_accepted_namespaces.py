@@ -45,7 +45,8 @@ def directory() -> Iterator[Path]:
 
 @pytest.fixture(params=["shm", "tcp"])
 async def pair(directory: Path, request: pytest.FixtureRequest) -> AsyncIterator[LocalCluster]:
-    async with local_cluster(directory, "a", "b", transports=(request.param,), replica=True, **SPARE) as cluster:
+    planes: dict[str, Any] = {"transports": (request.param,), "allow_emulated_rma": True}
+    async with local_cluster(directory, "a", "b", replica=True, **planes, **SPARE) as cluster:
         yield cluster
 
 
@@ -88,6 +89,7 @@ async def test_every_class_keeps_to_its_own_slots_when_two_namespaces_were_accep
         Blocks(other).check(theirs, into, result)
 
 
+@pytest.mark.parametrize("pair", ["shm", "tcp", "ucx"], indirect=True)
 async def test_peers_that_read_all_the_while_read_right_bytes_when_classes_are_added(pair: LocalCluster) -> None:
     """Their mapping, connection and grants are from before the class."""
     writer, reader = await pair.engine("a"), await pair.engine("b")

@@ -148,10 +148,10 @@ def check(into: list[Any], tokens: int, *, window_blocks: int) -> None:
 async def test_load_brings_what_the_restore_point_reads_and_no_more(pair: LocalCluster) -> None:
     def work() -> None:
         everything = list(range(BLOCKS))
-        with peer_agent.connect_state(pair.agents["a"].ready.engine, namespace=HYBRID) as writer:
+        with peer_agent.connect_state(pair.agents["a"].ready.engine, namespace=HYBRID, deadline_s=10.0) as writer:
             stored(writer, (everything, everything, [3, 7, 9]))
         eventually_known()
-        with peer_agent.connect_state(pair.agents["b"].ready.engine, namespace=HYBRID) as reader:
+        with peer_agent.connect_state(pair.agents["b"].ready.engine, namespace=HYBRID, deadline_s=10.0) as reader:
             into = rooms()
             result = reader.load([PROMPT] * 3, into=into, prompt_tokens=BLOCKS * 16)
             assert (result.restored_tokens, result.hoped_tokens, result.rounds) == (8 * 16, 8 * 16, 1)

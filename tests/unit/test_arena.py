@@ -67,13 +67,16 @@ def test_dead_owner_is_replaced_and_marked_when_its_file_is_left(tmp_path: Path)
     assert list(tmp_path.iterdir()) == []
 
 
-def _die_with_an_arena(path: Path) -> None:
+def _die_with_an_arena(path: Path, *, added_later: bool = False) -> None:
     """A process that creates an arena of epoch 111 and is killed before it can close it."""
+    create = "arena = Arena.create(sys.argv[1], [size_class], epoch=111)\n"
+    if added_later:
+        create = "arena = Arena.create(sys.argv[1], [], epoch=111, spare_bytes=8192)\narena.add_class(size_class)\n"
     program = (
         "import os, signal, sys\n"
         "from peer_agent.memory.arena import Arena\n"
         "from peer_agent.memory.layout import SizeClass\n"
-        "arena = Arena.create(sys.argv[1], [SizeClass(b'a' * 32, 1000, 4)], epoch=111)\n"
+        f"size_class = SizeClass(b'a' * 32, 1000, 4)\n{create}"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     ended = subprocess.run([sys.executable, "-c", program, str(path)], cwd=Path(__file__).parents[2], timeout=30)
@@ -163,10 +166,13 @@ def test_owner_leaves_a_successor_alone_when_it_closes_late(tmp_path: Path) -> N
         assert Arena.open(path, writable=False).epoch == 6
 
 
-def test_memory_of_a_dead_owner_is_free_before_the_new_arena_is_made_although_somebody_maps_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("added_later", [False, True])
+def test_memory_of_a_dead_owner_is_free_before_the_new_arena_is_made_although_somebody_maps_it(
+    tmp_path: Path, added_later: bool
+) -> None:
     """Or an arena of more than half the memory could not be restarted."""
     path = tmp_path / "arena"
-    _die_with_an_arena(path)
+    _die_with_an_arena(path, added_later=added_later)
     with Arena.open(path, writable=True) as old:
         first = old.classes[0].first.to_bytes(8, "little")
         _native.begin_write(old.region, first)

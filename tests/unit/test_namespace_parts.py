@@ -98,8 +98,8 @@ def test_digests_of_namespaces_without_parts_are_those_of_earlier_releases() -> 
         ({"groups": [{**GROUPS[0], "block_tokens": 8}]}, "leave it out"),
         ({"groups": [{**GROUPS[0], "block_tokens": 8}, GROUPS[3]], "part": 0}, r"make parts with Namespace.parts\(\)"),
         ({"groups": [{**GROUPS[0], "bytes_override": -1}]}, "must not be negative"),
-        ({"groups": [{**GROUPS[0], "block_tokens": 2**24 + 1}, GROUPS[3]]}, "block_tokens must be 0 to 16,777,216"),
-        ({"block_tokens": 2**24 + 1}, "block_tokens: must be 1 to 16,777,216"),
+        ({"groups": [{**GROUPS[0], "block_tokens": 2**20 + 1}, GROUPS[3]]}, "block_tokens must be 0 to 1,048,576"),
+        ({"block_tokens": 2**20 + 1}, "block_tokens: must be 1 to 1,048,576"),
     ],
 )
 def test_senseless_parts_are_refused_in_words(fields: dict[str, Any], words: str) -> None:
