@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.argument("fingerprints", nargs=-1)
 @click.option("--model", default="", help="Instead of NAMESPACE: in every namespace of this model, from --tokens.")
 @click.option("--tokens", type=click.File(), help="The prompt's token ids: a JSON array, or separated by spaces; - for stdin.")
-@click.option("--adapter", default="none", show_default=True, help="LoRA adapter, with --model.")
+@click.option("--adapter", default="none", show_default=True, help="Name of the LoRA adapter, with --model; none: without one.")
 @click.option("--file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Packed fingerprints, as bytes.")
 @click.option("--width", type=click.Choice(["8", "16", "32"]), default="32", show_default=True, help="Of those in --file.")
 @click.option(
@@ -88,6 +88,7 @@ def score(
 
 def _named(client: Client, model: str, adapter: str, text: str) -> tuple[tuple[ScorePart, ...], Mapping[str, str]]:
     """The prompt's names in the coordinator's namespaces; and why some were left out."""
+    from kvdir.engines.events import NO_ADAPTER, adapter_of
     from kvdir.errors import UnknownNamespace
     from kvdir.hashing.tokens import as_tokens
     from kvdir.namespace import Namespace
@@ -97,6 +98,7 @@ def _named(client: Client, model: str, adapter: str, text: str) -> tuple[tuple[S
         tokens = as_tokens([int(part) for part in text.strip().strip("[]").replace(",", " ").split()])
     except ValueError:
         raise InvalidInput("--tokens: write token ids, as [1, 2, 3] or 1 2 3") from None
+    adapter = adapter_of(None if adapter == NO_ADAPTER else adapter)
     scope = Scope(model=model, adapter=adapter)
     known = [Namespace.from_canonical(view.canonical_json) for view in client.status().namespaces]
     named = names(filter(scope.holds, known), by_tokens(tokens, adapter=adapter))

@@ -35,7 +35,8 @@ class EngineOptions:
     name: of the engine in the directory, NODE/NAME. replay: endpoint of the replay socket; "": none. ranks: data-parallel
     ranks, each at the port of the one before plus 1. rank: the only one that this is about; None: all. block_tokens: where
     events name none. salted: a sequence without a cache salt is worth a finding. quiet_s: so long an engine may say nothing
-    before that is one. full_reports: the engine is run with kv_cache_report_mode=full.
+    before that is one. full_reports: the engine is run with kv_cache_report_mode=full. owner: the backend (mooncake) or worker
+    (dynamo) whose events to take; "": the first that is named.
     """
 
     dialect: str
@@ -54,6 +55,7 @@ class EngineOptions:
     quiet_s: float = 60.0
     full_reports: bool = False
     max_blocks: int = 8 << 20
+    owner: str = ""
 
     @property
     def discovers(self) -> bool:
@@ -232,6 +234,7 @@ _KEYS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "salted": ("salted", _flag(yes="required", no="any")),
     "quiet_s": ("quiet_s", _seconds),
     "reports": ("full_reports", _flag(yes="full", no="new")),
+    "owner": ("owner", str),
     "max_blocks": ("max_blocks", _count(1, 1 << 28)),
 }
 

@@ -41,6 +41,7 @@ from kvdir.engines import (
     Frame,
     Lost,
     NewLife,
+    Owner,
     Reason,
     Residency,
     decode,
@@ -128,6 +129,7 @@ class EngineStream:
         residency = Residency(
             identity, copies=engine.dialect in COUNTS_COPIES, full_reports=engine.full_reports, max_blocks=engine.max_blocks
         )
+        self._owner = Owner(engine.owner)
         self.life = EngineLife(self.name, residency, self._publishing, doubt=self._why_not(), on_fenced=self._fenced)
 
     # -- from outside ----------------------------------------------------------------------------------------------------
@@ -283,9 +285,9 @@ class EngineStream:
         """Decodes and folds one batch."""
         dialect, door = self.engine.dialect, self.judge.door
         if len(payload) < THREAD_BYTES:
-            batch = decode(dialect, payload, door=door)
+            batch = decode(dialect, payload, door=door, owner=self._owner)
         else:
-            batch = await asyncio.to_thread(decode, dialect, payload, door=door)
+            batch = await asyncio.to_thread(decode, dialect, payload, door=door, owner=self._owner)
         now_s = time.monotonic()
         self.figures.batches += 1
         self.figures.events += len(batch.events)

@@ -17,7 +17,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +33,7 @@ from kvdir.namespace import Namespace
 log = logging.getLogger("kvdir.events_out")
 
 RING_MESSAGES = 10_000
+RING_BYTES = 64 << 20
 MESSAGE_EVENTS = 64
 MESSAGE_BYTES = 1 << 20
 REPLAY_S = 10.0
@@ -54,10 +55,14 @@ class _Source:
 class EventsOut:
     """See the module docstring. messages, lost_events: figures since the start."""
 
-    def __init__(self, endpoint: str, replay_endpoint: str = "", *, ring_messages: int = RING_MESSAGES) -> None:
+    def __init__(
+        self, endpoint: str, replay_endpoint: str = "", *, ring_messages: int = RING_MESSAGES, ring_bytes: int = RING_BYTES
+    ) -> None:
         self._zmq = zmq_module()
         self._wanted = (endpoint, replay_endpoint)
-        self._ring: deque[tuple[int, bytes]] = deque(maxlen=ring_messages)
+        self._ring: deque[tuple[int, bytes]] = deque()
+        self._ring_bytes = 0
+        self._bounds = (ring_messages, ring_bytes)
         self._sources: dict[str, _Source] = {}
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -74,13 +79,18 @@ class EventsOut:
         self._context = zmq.asyncio.Context()
         try:
             publisher, self.endpoint = self._bind(zmq.PUB, self._wanted[0])
-            self._tasks.append(asyncio.create_task(self._publish(publisher), name="events-out"))
+            self._start(self._publish(publisher), "events-out")
             if self._wanted[1]:
                 router, self.replay_endpoint = self._bind(zmq.ROUTER, self._wanted[1])
-                self._tasks.append(asyncio.create_task(self._replays(router), name="events-out-replay"))
+                self._start(self._replays(router), "events-out-replay")
         except Unavailable:
             self._context.destroy(linger=0)
             raise
+
+    def _start(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        task.add_done_callback(_say_why)
+        self._tasks.append(task)
 
     async def close(self) -> None:
         """Idempotent."""
@@ -118,7 +128,8 @@ class EventsOut:
             await self._wake.wait()
             self._wake.clear()
             for name, source in list(self._sources.items()):
-                while self._take(name, source):
+                # Whoever is replaced or forgotten while we send was cleared: what it still says must not come behind that.
+                while self._sources.get(name) is source and self._take(name, source):
                     sent = await self._send(publisher, sent)
                     await asyncio.sleep(0)  # sending alone does not yield, and a burst must not hold up the loop
             sent = await self._send(publisher, sent)
@@ -143,8 +154,13 @@ class EventsOut:
             events, source.namespaces(), backend_id=name, first_event_id=first_event_id, timestamp_ms=int(now_s * 1000)
         )
         if told:
-            self._ring.append((self._next, encode_batch(told, ts_s=now_s)))
+            payload = encode_batch(told, ts_s=now_s)
+            self._ring.append((self._next, payload))
+            self._ring_bytes += len(payload)
             self._next += 1
+            messages, size = self._bounds
+            while len(self._ring) > messages or (self._ring_bytes > size and len(self._ring) > 1):
+                self._ring_bytes -= len(self._ring.popleft()[1])
 
     async def _send(self, publisher: Any, sent: int) -> int:
         """Sends what the ring has from number `sent` on. Returns the number after it."""
@@ -156,7 +172,8 @@ class EventsOut:
         for number, payload in reversed(late):
             await publisher.send_multipart([b"", number.to_bytes(8, "big"), payload])
             self.messages += 1
-        return self._next
+            sent = number + 1
+        return sent
 
     async def _replays(self, router: Any) -> None:
         """One at a time, each within REPLAY_S: who asks and does not read costs the next one that."""
@@ -184,3 +201,9 @@ class EventsOut:
         except zmq.ZMQError as error:
             raise Unavailable(f"events_out: cannot bind {endpoint}: {error}; choose another port") from error
         return socket, socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+
+def _say_why(task: asyncio.Task[None]) -> None:
+    """A task of ours ends only when it is cancelled; anything else is a bug, and readers would wait for ever."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("events out has ended, restart the agent: %s", error, exc_info=error)

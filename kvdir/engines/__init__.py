@@ -19,6 +19,7 @@ from kvdir.engines.events import (
     adapter_of,
     tenant_of,
 )
+from kvdir.engines.intake import Owner
 from kvdir.engines.parts import EngineIdentity, told_scheme
 from kvdir.engines.residency import Applied, Residency
 from kvdir.engines.wire import END_SEQ, Frame, read_frame
@@ -42,6 +43,7 @@ __all__ = [
     "Group",
     "Lost",
     "NewLife",
+    "Owner",
     "Reason",
     "Removed",
     "Residency",

@@ -13,7 +13,7 @@ import msgspec
 from kvdir.engines import dynamo, rfc1527, sglang, vllm
 from kvdir.engines.door import Door
 from kvdir.engines.events import DecodedBatch, EngineEvent, Reason, Removed
-from kvdir.engines.intake import Intake, Refused
+from kvdir.engines.intake import Intake, Owner, Refused
 from kvdir.engines.wire import split
 from kvdir.errors import InvalidInput
 
@@ -26,10 +26,10 @@ COUNTS_COPIES = frozenset({"vllm"})
 tier, Dynamo's relay passes on the last removal only, Mooncake's master repeats what it holds."""
 
 
-def decode(dialect: str, payload: bytes, *, door: Door | None = None, owner: str = "") -> DecodedBatch:
+def decode(dialect: str, payload: bytes, *, door: Door | None = None, owner: Owner | None = None) -> DecodedBatch:
     """One message. dialect: a name in DIALECTS (InvalidInput otherwise). door: asked until it is settled.
 
-    owner: the backend (mooncake) or worker (dynamo) whose events to take; empty: everybody's.
+    owner: whose events to take, where the dialect names whose they are; None: everybody's.
     """
     read = DIALECTS.get(dialect)
     if read is None:

@@ -12,6 +12,8 @@ from typing import Any
 
 import msgspec
 
+from kvdir.engines.wire import Undecodable
+
 Fits = Callable[[Sequence[int], int, bytes], str]
 """(tokens of one block, block_tokens, the engine's hash) -> "" if the scheme fits, else what is wrong, in words."""
 
@@ -27,8 +29,13 @@ class Door:
         self.mismatch = ""
 
     def check(self, token_ids: msgspec.Raw | bytes, block_tokens: int, first_hash: bytes) -> None:
-        """token_ids: an encoded array of whole blocks from the start of a sequence. Bigrams (Eagle) settle nothing."""
-        tokens = _FIRST_TOKENS.decode(token_ids)[:block_tokens]
+        """token_ids: an encoded array of whole blocks from the start of a sequence. Bigrams (Eagle) settle nothing, and nor do
+        items that cannot be decoded: until here nobody looked at them.
+        """
+        try:
+            tokens = _FIRST_TOKENS.decode(token_ids)[:block_tokens]
+        except Undecodable:
+            return
         if not all(isinstance(token, int) and not isinstance(token, bool) for token in tokens):
             return
         self.settled = True

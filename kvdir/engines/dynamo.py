@@ -18,9 +18,9 @@ import msgspec
 
 from kvdir.engines import vllm
 from kvdir.engines.events import Cleared, EngineEvent, Reason, Removed, Stored
-from kvdir.engines.intake import Intake, Refused
+from kvdir.engines.intake import Intake, Refused, packed, packed_parent
 from kvdir.engines.media import tier_of
-from kvdir.engines.wire import MAX_HASHES, Undecodable, is_map, pack
+from kvdir.engines.wire import Undecodable, is_map
 from kvdir.location import Tier
 
 
@@ -63,8 +63,7 @@ def read(raw: bytes | msgspec.Raw, intake: Intake) -> EngineEvent:
         event = _ROUTER_EVENT.decode(raw)
     except Undecodable:
         return vllm.read(raw, intake)
-    if intake.owner and str(event.worker_id) != intake.owner:
-        raise Refused(Reason.OTHER_OWNER)
+    intake.admit("" if event.worker_id is None else str(event.worker_id))
     tier = tier_of(event.storage_tier)
     if tier is None:
         raise Refused(Reason.UNKNOWN_MEDIUM)
@@ -75,19 +74,8 @@ def _translate(data: _Data | str, tier: Tier) -> EngineEvent:
     if isinstance(data, str):
         return Cleared()
     if data.removed is not None:
-        return _removed(data.removed, tier)
+        return Removed(*packed(data.removed.block_hashes), tier)
     if data.stored is None:
         raise Refused(Reason.UNKNOWN_EVENT)
-    hashes = [block.block_hash for block in data.stored.blocks]
-    packed = pack(hashes)
-    parent = (b"", 0) if data.stored.parent_hash is None else pack([data.stored.parent_hash])
-    if packed is None or parent is None or len(hashes) > MAX_HASHES:
-        raise Refused(Reason.BAD_HASH)
-    return Stored(*packed, tier, parent=parent[0])
-
-
-def _removed(data: _RemoveData, tier: Tier) -> Removed:
-    packed = pack(data.block_hashes)
-    if packed is None or len(data.block_hashes) > MAX_HASHES:
-        raise Refused(Reason.BAD_HASH)
-    return Removed(*packed, tier)
+    hashes = packed([block.block_hash for block in data.stored.blocks])
+    return Stored(*hashes, tier, parent=packed_parent(data.stored.parent_hash))

@@ -8,6 +8,7 @@ their tokens one by one (hybrid models), so `parent` and order are hints. What c
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import hashlib
 import json
@@ -35,10 +36,13 @@ def adapter_of(lora_name: str | None) -> str:
 
 
 def lora_name_of(adapter: str) -> str | None:
-    """The engine's LoRA name of an `adapter`: the inverse of `adapter_of`."""
+    """The engine's LoRA name of an `adapter`: the inverse of `adapter_of`. Others made it up if it is not one of those."""
     if adapter == NO_ADAPTER:
         return None
-    return str(json.loads(adapter)) if adapter.startswith('"') else adapter
+    if adapter.startswith('"'):
+        with contextlib.suppress(ValueError):
+            return str(json.loads(adapter))
+    return adapter
 
 
 def tenant_of(tenant_id: str | None, salt: str | None = None) -> str:
@@ -164,7 +168,11 @@ _WORDS: Mapping[Reason, tuple[str, bool]] = {
         "use an engine version that sends lora_name",
         False,
     ),
-    Reason.OTHER_OWNER: ("events about the blocks of another owner than this stream's are not taken", False),
+    Reason.OTHER_OWNER: (
+        "events about the blocks of another backend or worker than this stream's are not taken: follow each as an engine of "
+        "its own, with owner=",
+        False,
+    ),
     Reason.NO_BLOCK_SIZE: (
         "an event names no block size, and none was learned from the same group: switch on self_describing_kv_events in the "
         "engine's offloading settings, or say block_tokens for this engine",

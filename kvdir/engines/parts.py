@@ -1,6 +1,6 @@
 """The announced namespaces of one engine stream: which one a block belongs to, by what its event says and earlier ones said.
 
-Rules: an event that does not name its kind or block size is read as the last that did for the same group index; without one
+Rules: an event that does not name its kind or block size is read as the first that did for the same group index; without one
 the identity's block size is taken, and group 0 (or none) is full attention. What stays unknown is refused, never guessed.
 64-bit hashes of a scheme with longer ones have the scheme's name with `:low64`. Bounded. Pure.
 """

@@ -246,11 +246,11 @@ class Residency:
         ours.update(dict.fromkeys(whole))
 
     def _complete(self, part: Part, tier: Tier, index: int | None, keys: Sequence[Key]) -> Sequence[Key]:
-        """Those that every other group of the family holds in this tier, too."""
+        """Those that every other group of the family holds in this tier, too, and of the same part."""
         for other in part.family.indexes:
             if other != index:
                 shelf = self._shelves.get((tier, other, part.family.width))
-                keys = [key for key in keys if key in shelf.blocks] if shelf is not None else []
+                keys = [key for key in keys if shelf.blocks.get(key) is part] if shelf is not None else []
         return keys
 
     def _learn(self, family: Family, index: int | None) -> None:

@@ -21,10 +21,10 @@ import msgspec
 
 from kvdir.core.event import Event, EventKind
 from kvdir.engines.events import Cleared, EngineEvent, Group, Reason, Removed, Stored, adapter_of, lora_name_of, tenant_of
-from kvdir.engines.intake import Intake, Refused
+from kvdir.engines.intake import Intake, Refused, packed, packed_parent
 from kvdir.engines.media import tier_of
 from kvdir.engines.vllm import Hash, group_of
-from kvdir.engines.wire import MAX_HASHES, Undecodable, pack
+from kvdir.engines.wire import Undecodable
 from kvdir.location import Tier
 from kvdir.namespace import MAX_BLOCK_TOKENS, NO_TENANT, Namespace
 
@@ -58,32 +58,28 @@ def read(raw: bytes | msgspec.Raw, intake: Intake) -> EngineEvent:
         fields = _FIELDS.decode(raw)
     except Undecodable as error:
         raise Refused(Reason.UNDECODABLE_EVENT) from error
-    if intake.owner and fields.backend_id not in (None, intake.owner):
-        raise Refused(Reason.OTHER_OWNER)
+    intake.admit(fields.backend_id or "")
     tier = tier_of(fields.medium)
     if tier is None:
         raise Refused(Reason.UNKNOWN_MEDIUM)
     if fields.event_type == "cleared":
         return Cleared(None if fields.medium is None else tier)
-    packed, group = pack(fields.seq_hashes), _group(fields.group_id)
-    if packed is None or len(fields.seq_hashes) > MAX_HASHES:
-        raise Refused(Reason.BAD_HASH)
+    (hashes, width), group = packed(fields.seq_hashes), _group(fields.group_id)
     if group is None:
         raise Refused(Reason.UNKNOWN_KIND)
     if fields.event_type == "removed":
-        return Removed(*packed, tier, group)
+        return Removed(hashes, width, tier, group)
     if fields.event_type != "stored":
         raise Refused(Reason.UNKNOWN_EVENT)
-    return _stored(fields, *packed, tier, group)
+    return _stored(fields, hashes, width, tier, group)
 
 
-def _stored(fields: _Fields, packed: bytes, width: int, tier: Tier, group: Group) -> Stored:
-    parent = (b"", 0) if fields.parent_hash is None else pack([fields.parent_hash])
-    block_tokens = fields.block_size or 0
-    if parent is None or not 0 <= block_tokens <= MAX_BLOCK_TOKENS:
+def _stored(fields: _Fields, hashes: bytes, width: int, tier: Tier, group: Group) -> Stored:
+    parent, block_tokens = packed_parent(fields.parent_hash), fields.block_size or 0
+    if not 0 <= block_tokens <= MAX_BLOCK_TOKENS:
         raise Refused(Reason.UNDECODABLE_EVENT)
     return Stored(
-        packed, width, tier, group, block_tokens, adapter_of(fields.lora_name or None), bool(fields.additional_salt), parent[0],
+        hashes, width, tier, group, block_tokens, adapter_of(fields.lora_name or None), bool(fields.additional_salt), parent,
         fields.model_name or "", tenant_of(fields.tenant_id, fields.additional_salt),
     )  # fmt: skip
 

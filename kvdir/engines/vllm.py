@@ -19,10 +19,10 @@ from typing import Any
 import msgspec
 
 from kvdir.engines.events import NO_ADAPTER, Cleared, EngineEvent, Group, Reason, Removed, Stored, adapter_of
-from kvdir.engines.intake import Intake, Refused
+from kvdir.engines.intake import Intake, Refused, packed, packed_parent
 from kvdir.engines.media import kind_of, tier_of
 from kvdir.engines.msgpack import array_length
-from kvdir.engines.wire import MAX_HASHES, Undecodable, is_map, pack
+from kvdir.engines.wire import Undecodable, is_map
 from kvdir.location import Tier
 from kvdir.namespace import MAX_BLOCK_TOKENS, StateKind
 
@@ -117,12 +117,10 @@ def translate(fields: Any, intake: Intake) -> EngineEvent:
     tier = tier_of(fields.medium, getattr(fields, "locality", None))
     if tier is None:
         raise Refused(Reason.UNKNOWN_MEDIUM)
-    packed = pack(fields.block_hashes)
-    if packed is None or len(fields.block_hashes) > MAX_HASHES:
-        raise Refused(Reason.BAD_HASH if packed is None else Reason.TOO_LARGE)
+    hashes, width = packed(fields.block_hashes)
     if shape in _REMOVED:
-        return Removed(*packed, tier, group_of(fields.group_idx, None, None) or Group())
-    return _stored(fields, *packed, tier, intake)
+        return Removed(hashes, width, tier, group_of(fields.group_idx, None, None) or Group())
+    return _stored(fields, hashes, width, tier, intake)
 
 
 def refused(raw: bytes | msgspec.Raw) -> Reason:
@@ -134,10 +132,8 @@ def refused(raw: bytes | msgspec.Raw) -> Reason:
     return Reason.UNKNOWN_EVENT if isinstance(name, str) and name not in _TYPES else Reason.UNDECODABLE_EVENT
 
 
-def _stored(fields: Any, packed: bytes, width: int, tier: Tier, intake: Intake) -> Stored:
-    parent = (b"", 0) if fields.parent_block_hash is None else pack([fields.parent_block_hash])
-    if parent is None:
-        raise Refused(Reason.BAD_HASH)
+def _stored(fields: Any, hashes: bytes, width: int, tier: Tier, intake: Intake) -> Stored:
+    parent = packed_parent(fields.parent_block_hash)
     if fields.lora_name is None and fields.lora_id is not None:
         raise Refused(Reason.LORA_WITHOUT_NAME)
     group = group_of(fields.group_idx, fields.kv_cache_spec_kind, fields.kv_cache_spec_sliding_window)
@@ -148,14 +144,14 @@ def _stored(fields: Any, packed: bytes, width: int, tier: Tier, intake: Intake) 
         raise Refused(Reason.UNDECODABLE_EVENT)
     adapter = adapter_of(fields.lora_name)
     salted = False
-    if not parent[0] and packed:
+    if not parent and hashes:
         keys = _first_keys(fields.extra_keys)
         salted = not _is_nil(getattr(fields, "cache_salt", _NIL)) or any(_may_be_salt(key, fields.lora_name) for key in keys)
         plain = not keys and not salted and adapter == NO_ADAPTER and block_tokens > 0
         # Only where hashes and tokens go together block by block: hybrid groups list fewer hashes than tokens.
-        if (door := intake.door) and plain and array_length(fields.token_ids) == block_tokens * (len(packed) // width):
-            door.check(fields.token_ids, block_tokens, packed[:width])
-    return Stored(packed, width, tier, group, block_tokens, adapter, salted, parent[0])
+        if (door := intake.door) and plain and array_length(fields.token_ids) == block_tokens * (len(hashes) // width):
+            door.check(fields.token_ids, block_tokens, hashes[:width])
+    return Stored(hashes, width, tier, group, block_tokens, adapter, salted, parent)
 
 
 def _is_nil(raw: msgspec.Raw) -> bool:

@@ -28,6 +28,7 @@ END_SEQ = (1 << 64) - 1
 """Sequence number of the message that ends a replay: -1 as 8 bytes."""
 
 _U64 = (1 << 64) - 1
+_EVENTS = msgspec.msgpack.encode("events")
 _RANKS = ("data_parallel_rank", "attn_dp_rank", "dp_rank")
 
 Undecodable = (msgspec.DecodeError, msgspec.ValidationError, RecursionError, UnicodeDecodeError, ValueError, OverflowError)
@@ -80,6 +81,8 @@ def split(payload: bytes) -> RawBatch:
     """A batch's events, each still encoded. Never raises: what cannot be read is the reason."""
     if len(payload) > MAX_PAYLOAD_BYTES:
         return RawBatch(0.0, None, (), Reason.TOO_LARGE)
+    if len(payload) > MAX_EVENTS and _has_too_many(payload):
+        return _salvage(payload)  # the decoder would make an object of each
     try:
         batch: _Array | _Map = (_MAP if is_map(payload) else _ARRAY).decode(payload)
     except Undecodable:
@@ -89,10 +92,7 @@ def split(payload: bytes) -> RawBatch:
     else:
         ts = batch.ts if batch.ts is not None else batch.timestamp
         rank = next((value for name in _RANKS if (value := getattr(batch, name)) is not None), None)
-    events, reason = batch.events, None
-    if len(events) > MAX_EVENTS:
-        events, reason = events[:MAX_EVENTS], Reason.TOO_LARGE
-    return RawBatch(_seconds(ts), _rank(rank), events, reason)
+    return RawBatch(_seconds(ts), _rank(rank), batch.events)
 
 
 def is_map(raw: bytes | msgspec.Raw) -> bool:
@@ -104,17 +104,14 @@ def is_map(raw: bytes | msgspec.Raw) -> bool:
 def _salvage(payload: bytes) -> RawBatch:
     """Of a batch that the decoder refuses as a whole, the events that are well-formed. A map may be one event by itself."""
     try:
-        at, items, a_map = header(payload, 0)
-        if a_map:
-            return RawBatch(0.0, None, (payload,))
-        at, _ = skip(payload, at)
-        at, count, a_map = header(payload, at)
+        found = _events_of(payload)
     except Malformed:
         return RawBatch(0.0, None, (), Reason.UNDECODABLE_BATCH)
-    if a_map or items < 2:
-        return RawBatch(0.0, None, (), Reason.UNDECODABLE_BATCH)
+    if found is None:
+        return RawBatch(0.0, None, (payload,))
+    at, count = found
     events: list[bytes] = []
-    reason = None
+    reason = Reason.TOO_LARGE if count > MAX_EVENTS else None
     for _ in range(min(count, MAX_EVENTS)):
         try:
             end, depth = skip(payload, at)
@@ -128,6 +125,41 @@ def _salvage(payload: bytes) -> RawBatch:
         events.append(payload[at:end] if depth <= MAX_DEPTH else b"\xc0")
         at = end
     return RawBatch(0.0, None, events, reason)
+
+
+def _has_too_many(payload: bytes) -> bool:
+    try:
+        found = _events_of(payload)
+    except Malformed:
+        return False
+    return found is not None and found[1] > MAX_EVENTS
+
+
+def _events_of(payload: bytes) -> tuple[int, int] | None:
+    """(where a batch's first event begins, how many it says there are); None: a map without events. Raises Malformed."""
+    at, items, a_map = header(payload, 0)
+    if a_map:
+        at = _value_of(_EVENTS, payload, at, items // 2)
+        if at < 0:
+            return None
+    elif items < 2:
+        raise Malformed("a batch has a time and events")
+    else:
+        at, _ = skip(payload, at)
+    at, count, a_map = header(payload, at)
+    if a_map:
+        raise Malformed("events are an array")
+    return at, count
+
+
+def _value_of(key: bytes, payload: bytes, at: int, pairs: int) -> int:
+    """Where the value of an encoded key begins, in a map whose content begins at `at`; -1 if it has no such key."""
+    for _ in range(pairs):
+        value, _ = skip(payload, at)
+        if payload[at:value] == key:
+            return value
+        at, _ = skip(payload, value)
+    return -1
 
 
 def _seconds(value: object) -> float:

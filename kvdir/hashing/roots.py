@@ -50,6 +50,6 @@ def _seed_text(scheme: Scheme, seed: str) -> str:
         return scheme.builtin_seed
     if scheme.seeding is Seeding.NONE:
         raise InvalidInput(f"{scheme.name} has no seed: hash_seed must be {BUILTIN!r}")
-    if scheme.seeding is Seeding.NUMBER and not (seed.isascii() and seed.isdigit() and int(seed) < 2**64):
+    if scheme.seeding is Seeding.NUMBER and not (seed.isascii() and seed.isdigit() and len(seed) <= 20 and int(seed) < 2**64):
         raise InvalidInput(f"{scheme.name} takes a number below 2**64 as hash_seed, or {BUILTIN!r}")
     return seed

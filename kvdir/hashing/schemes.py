@@ -129,7 +129,7 @@ def parse(name: str) -> Naming:
         raise InvalidInput(
             f"hash scheme {name!r} is unknown; one of {', '.join(SCHEMES)}, with {LOW64} where only 64 bits are known"
         )
-    if at and not (every.isascii() and every.isdigit() and int(every) > 0):
+    if at and not (every.isascii() and every.isdigit() and len(every) <= 7 and int(every) > 0):
         raise InvalidInput(f"hash scheme {name!r}: after @ comes the number of tokens for each hash, such as {base}@16")
     if name.endswith(LOW64) and scheme.width == 8:
         raise InvalidInput(f"hash scheme {name!r}: {base} has 64 bits and no others; write it without {LOW64}")

@@ -141,7 +141,7 @@ class Indexer:
     async def _query(self, request: Request, *, by_hash: bool = False) -> tuple[HTTPStatus, Any]:
         large = len(request.body) >= THREAD_BYTES
         query: Query = await _run(large, lambda: read_query(_body(request), by_hash=by_hash))
-        scope = Scope(model=query.model, adapter=query.adapter, cache_salt=query.cache_salt)
+        scope = Scope(model=query.model, adapter=query.adapter, cache_salt=query.cache_salt, tenant_id=query.tenant)
         spaces = [known.namespace for known in self._source.namespaces if scope.holds(known.namespace)]
         if not spaces:
             self._require_model(query)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvdir.core.score import InstanceScore, RankScore, Scores
+from kvdir.engines.events import lora_name_of
 from kvdir.location import NodeTrust
 from kvdir.server.indexer_requests import Api, Registration
 
@@ -141,7 +142,7 @@ def worker_document(
         "model_name": first.model,
         "routing_group": first.tenant,
         "tenant_id": first.tenant,
-        "lora_name": "" if first.adapter == "none" else first.adapter,
+        "lora_name": lora_name_of(first.adapter) or "",
         "type": first.dialect,
         "block_size": first.block_tokens,
         "endpoints": {str(item.dp_rank or 0): item.endpoint for item, _ in ranks},

@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from kvdir.engines.events import adapter_of
 from kvdir.errors import InvalidInput
 from kvdir.hashing.tokens import as_tokens
 
@@ -158,7 +159,7 @@ def read_query(body: Mapping[str, Any], *, by_hash: bool) -> Query:
         local=by_hash and "block_hashes" in body,
         block_tokens=_count(body, "block_size", least=1, most=2**20, default=0),
         instance_id=_identity(body, default=""),
-        adapter=_text(body, "lora_name") or "none",
+        adapter=adapter_of(_text(body, "lora_name") or None),
         adapter_path=_text(body, "lora_path"),
         cache_salt=salt,
     )
@@ -185,7 +186,7 @@ def read_registration(body: Mapping[str, Any]) -> Registration:
         dialect=dialect,
         block_tokens=_count(body, "block_size", least=1, most=2**20),
         dp_rank=_rank(body),
-        adapter=_text(body, "lora_name") or "none",
+        adapter=adapter_of(_text(body, "lora_name") or None),
         salt=_text(body, "additionalsalt") or _text(body, "additional_salt"),
         hash_scheme=scheme,
         hash_seed=seed,

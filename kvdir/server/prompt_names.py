@@ -26,10 +26,12 @@ import numpy.typing as npt
 
 from kvdir.core.best_tiers import Kind, kind_of
 from kvdir.core.score import ScoreGroup, ScoreName, ScorePart
+from kvdir.engines.events import lora_name_of, tenant_of
 from kvdir.errors import InvalidInput, Unsupported
 from kvdir.fingerprint import Fingerprints
-from kvdir.hashing import BUILTIN, LOW64, OPAQUE, SCHEMES, fingerprints, parse, vllm_extra
+from kvdir.hashing import LOW64, OPAQUE, SCHEMES, fingerprints, parse, vllm_extra
 from kvdir.hashing import _native as native
+from kvdir.hashing.roots import seed_number
 from kvdir.hashing.schemes import Extra
 from kvdir.namespace import NO_TENANT, WHOLE, Namespace, salt_digest
 
@@ -39,14 +41,17 @@ Naming = Callable[[Namespace], Fingerprints | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """Which namespaces may know a prompt. cache_salt: opens those of the tenant with that salt."""
+    """Which namespaces may know a prompt. adapter: as a namespace has it (engines.adapter_of). cache_salt: opens those of the
+    tenant with that salt; tenant_id: those that a router's events name so (engines.tenant_of).
+    """
 
     model: str
     adapter: str = "none"
     cache_salt: str = ""
+    tenant_id: str = ""
 
     def holds(self, namespace: Namespace) -> bool:
-        tenants = {NO_TENANT}
+        tenants = {NO_TENANT, tenant_of(self.tenant_id or None), tenant_of(self.tenant_id or None, self.cache_salt)}
         if len(self.cache_salt.encode()) >= 8:
             tenants.add(f"salt:{salt_digest(self.cache_salt)}")
         return namespace.model == self.model and namespace.adapter == self.adapter and namespace.tenant in tenants
@@ -112,8 +117,8 @@ def _family(namespace: Namespace) -> object:
 
 
 def by_tokens(tokens: npt.NDArray[np.uint32], *, adapter: str = "none", adapter_path: str = "", cache_salt: str = "") -> Naming:
-    """As the engine of each scheme hashes them; each scheme, seed and block size once."""
-    lora = "" if adapter == "none" else adapter
+    """As the engine of each scheme hashes them; each scheme, seed and block size once. adapter: as a namespace has it."""
+    lora = lora_name_of(adapter) or ""
 
     @functools.cache
     def hashed(scheme: str, seed: str, block_tokens: int, model: str) -> Fingerprints:
@@ -152,7 +157,7 @@ def by_hashes(hashes: Sequence[bytes], *, local: bool = False) -> Naming:
             return given
         known = parse(scheme)
         if local and known.scheme.name == "dynamo:xxh3" and given.width == 8:
-            return chained(hashes, 1337 if namespace.hash_seed == BUILTIN else int(namespace.hash_seed))
+            return chained(hashes, seed_number(known.scheme, namespace.hash_seed))
         if known.low64 and given.width == known.scheme.width:
             told = (item[:8] if known.scheme.told == "first" else item[-8:] for item in hashes)
             return Fingerprints(b"".join(told), 8)

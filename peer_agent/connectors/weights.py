@@ -67,8 +67,8 @@ def _samples(descriptor: int, file: Path) -> Iterator[tuple[int, int]]:
         yield from _pages((start, start + PAGE_BYTES) for start in range(0, size, step))
         yield max(0, size - PAGE_BYTES), PAGE_BYTES
         return
-    header_bytes, tensors = spans
-    yield 0, header_bytes
+    first, tensors = spans
+    yield 0, first
     for start, end in tensors:
         middle = (start + end) // 2
         yield from _pages(((start, end), (middle, end), (max(start, end - PAGE_BYTES), end)))
@@ -80,7 +80,7 @@ def _pages(spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 
 
 def _tensor_spans(descriptor: int, size: int) -> tuple[int, list[tuple[int, int]]] | None:
-    """(bytes of the header, where each tensor lies); None: not what safetensors writes."""
+    """(where the tensors begin, where each lies); None: not what safetensors writes."""
     header_bytes = int.from_bytes(os.pread(descriptor, 8, 0), "little")
     if not 2 <= header_bytes <= min(MAX_HEADER_BYTES, size - 8):
         return None

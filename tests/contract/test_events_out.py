@@ -159,6 +159,37 @@ async def test_the_old_life_is_cleared_when_an_engine_restarts() -> None:
         await consumer.until(lambda: consumer.held == 1)
 
 
+async def test_the_old_life_says_no_more_when_an_engine_restarts_in_the_middle_of_a_burst() -> None:
+    async with telling() as (out, consumer):
+        out.follow("node-a/vllm-0", new_outbox(*range(10_000)), lambda: {NAMESPACE.digest: NAMESPACE})
+        for _ in range(50):  # of 157 messages, one in each turn of the loop
+            await asyncio.sleep(0)
+        assert 0 < out.messages < 100
+        out.follow("node-a/vllm-0", new_outbox(1, 2), lambda: {NAMESPACE.digest: NAMESPACE})
+        await holds(consumer, 2)
+        await eventually(lambda: out.messages == len(consumer.numbers))
+        assert consumer.held == 2
+
+
+async def test_the_ring_is_bounded_when_messages_are_large() -> None:
+    async with telling(ring_bytes=1) as (out, consumer):
+        outbox = OwnerOutbox()
+        out.follow("node-a", outbox, lambda: {NAMESPACE.digest: NAMESPACE})
+        for number in range(4):
+            outbox.append(stored(*range(100 * number, 100 * number + 100)))
+            await eventually(lambda number=number: out.messages > number)  # type: ignore[misc]
+        assert await consumer.ask(0) == [3]
+
+
+async def test_a_namespace_is_told_when_its_adapter_is_no_name_of_ours() -> None:
+    odd = Namespace.announced(model="m", block_tokens=16, hash_scheme="dynamo:xxh3", hash_seed="builtin", adapter='"odd')
+    async with telling() as (out, consumer):
+        outbox = OwnerOutbox()
+        out.follow("node-a", outbox, lambda: {odd.digest: odd})
+        outbox.append(Event.stored(Tier.CPU, odd.digest, prints(1)))
+        await holds(consumer, 1)
+
+
 async def test_a_cleared_tier_names_its_medium_when_it_is_told() -> None:
     async with telling() as (out, consumer):
         outbox = new_outbox(1)

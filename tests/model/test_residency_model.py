@@ -27,6 +27,7 @@ GROUPS = (
 )
 TIERS = (Tier.GPU, Tier.CPU)
 HASHES = st.lists(st.integers(1, 4), min_size=1, max_size=3)
+CHANGES = (*["come"] * 4, *["go"] * 4, "clear")
 WIDTH = 8
 
 
@@ -107,13 +108,17 @@ class Pool(RuleBasedStateMachine):
                 there.append(item)
         self.tell(*[Removed(packed([item]), WIDTH, tier, Group(group)) for item in there])
 
-    @rule(changes=st.lists(st.tuples(st.booleans(), st.sampled_from((0, 1, 2)), st.integers(1, 4)), min_size=2, max_size=12))
-    def many_at_once(self, changes: list[tuple[bool, int, int]]) -> None:
-        """One batch in which blocks of one place come and go, several times."""
+    @rule(changes=st.lists(st.tuples(st.sampled_from(CHANGES), st.sampled_from((0, 1, 2)), st.integers(1, 4)), max_size=12))
+    def many_at_once(self, changes: list[tuple[str, int, int]]) -> None:
+        """One batch in which blocks of one place come and go, several times, and everything may be cleared between."""
         events: list[Any] = []
-        for comes, group, item in changes:
+        for change, group, item in changes:
             pool = self.copies[Tier.GPU, group]
-            if comes:
+            if change == "clear":
+                for other in self.copies.values():
+                    other.clear()
+                events.append(Cleared())
+            elif change == "come":
                 self.known.add(group)
                 pool[item] += 1
                 events.append(Stored(packed([item]), WIDTH, Tier.GPU, GROUPS[group], 16, parent=b"p"))

@@ -122,6 +122,15 @@ def test_groups_of_one_kind_count_together_when_a_second_one_appears() -> None:
     assert held(it) == {}
 
 
+def test_nothing_is_counted_below_zero_when_groups_say_different_adapters_of_one_block() -> None:
+    it = residency()
+    first, second = (Group(index, StateKind.SLIDING_WINDOW, 64) for index in (0, 1))
+    tell(it, stored(9, group=first), stored(9, group=second))
+    assert tell(it, stored(1, group=first, adapter="a"), stored(1, group=second, adapter="b")).events == ()
+    tell(it, removed(1, group=Group(0)))
+    assert held(it) == {Tier.GPU: 1}
+
+
 def test_every_tier_is_emptied_when_the_engine_clears() -> None:
     it = residency()
     tell(it, stored(1))
@@ -188,6 +197,13 @@ def test_a_block_is_what_its_last_change_says_when_it_comes_and_goes_in_one_batc
         (EventKind.REMOVED, 1),
     ]
     assert held(it) == {Tier.GPU: 1}
+
+
+def test_only_what_comes_later_is_held_when_a_batch_clears_in_its_middle() -> None:
+    it = residency()
+    events = tell(it, stored(1), Cleared(), stored(2)).events
+    assert [event.kind for event in events] == [EventKind.STORED, EventKind.CLEARED, EventKind.STORED]
+    assert events[2].packed == packed(2)
 
 
 def test_events_of_one_place_are_joined_when_a_batch_removes_one_by_one() -> None:

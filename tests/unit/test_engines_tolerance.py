@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvdir.engines import DIALECTS, Cleared, Door, Reason, Removed, Stored, decode
-from kvdir.engines.wire import MAX_HASHES
+from kvdir.engines import DIALECTS, Cleared, Door, Owner, Reason, Removed, Stored, decode
+from kvdir.engines.wire import MAX_EVENTS, MAX_HASHES
 from kvdir.location import Tier
 from kvdir.namespace import StateKind
 
@@ -78,6 +78,39 @@ def test_an_event_too_deep_for_the_decoder_costs_itself_when_the_rest_is_good() 
     batch = decode("vllm", payload)
     assert kinds(batch) == ["Stored", "Cleared"]
     assert batch.rejected == {Reason.UNDECODABLE_EVENT: 1}
+
+
+def test_a_batch_that_is_a_map_keeps_its_good_events_when_one_is_bad_or_it_is_cut() -> None:
+    deep = b"\x91" * 100_000 + b"\xc0"
+    for head in (b"\x82" + encode("ts") + encode(1.0), b"\x81"):
+        start = head + encode("events") + b"\x93" + encode(GOOD)
+        batch = decode("vllm", start + deep + encode({"type": "AllBlocksCleared"}))
+        assert kinds(batch) == ["Stored", "Cleared"]
+        assert batch.rejected == {Reason.UNDECODABLE_EVENT: 1}
+        batch = decode("vllm", start + encode(GOOD)[:-3])
+        assert kinds(batch) == ["Stored"]
+        assert batch.rejected == {Reason.TRUNCATED_BATCH: 1}
+
+
+def test_a_batch_of_more_events_than_any_engine_sends_is_cut_before_it_is_decoded() -> None:
+    body = b"\xdd" + (MAX_EVENTS + 2).to_bytes(4, "big") + encode(GOOD) + b"\xc0" * (MAX_EVENTS + 1)
+    for payload in (b"\x92" + encode(1.0) + body, b"\x81" + encode("events") + body):
+        batch = decode("vllm", payload)
+        assert kinds(batch) == ["Stored"]
+        assert batch.rejected == {Reason.TOO_LARGE: 1, Reason.UNDECODABLE_EVENT: MAX_EVENTS - 1}
+
+
+def test_a_sequence_settles_nothing_at_the_door_when_its_tokens_cannot_be_read() -> None:
+    asked: list[object] = []
+    door = Door(lambda tokens, block_tokens, seen: asked.append(seen) or "")  # type: ignore[func-returns-value]
+    for broken in (b"\xa1\xff", b"\x91" * 100_000 + b"\xc0"):
+        event = b"\x84" + encode("type") + encode("BlockStored") + encode("block_hashes") + encode([1])
+        event += encode("token_ids") + b"\x94" + broken + b"\x01\x02\x03" + encode("block_size") + encode(4)
+        decode("vllm", b"\x93" + encode(1.0) + b"\x91" + event + encode(0), door=door)
+    assert not door.settled
+    assert kinds(read(GOOD | {"block_hashes": [1], "token_ids": [1, 2, 3, 4]}, door=door)) == ["Stored"]
+    assert door.settled
+    assert len(asked) == 1
 
 
 def test_lengths_are_not_believed_when_they_are_longer_than_the_message() -> None:
@@ -176,10 +209,15 @@ def test_adapters_are_quoted_when_their_name_means_something_else() -> None:
         assert event.adapter not in ("none", name)
 
 
-def test_other_owners_are_left_out_when_an_owner_is_named() -> None:
+def test_others_are_left_out_when_an_owner_is_named_or_the_first_was() -> None:
     mine = {"event_type": "stored", "seq_hashes": [1], "medium": "gpu", "backend_id": "a"}
-    batch = read(mine, mine | {"backend_id": "b"}, dialect="mooncake", owner="a")
-    assert kinds(batch) == ["Stored"]
+    for owner in (Owner("a"), Owner()):
+        for events in ((mine, mine | {"backend_id": "b"}), (mine | {"backend_id": "b"}, mine | {"backend_id": None})):
+            batch = read(*events, dialect="mooncake", owner=owner)
+            assert kinds(batch) == ["Stored"]
+            assert batch.rejected == {Reason.OTHER_OWNER: 1}
+    theirs = {"worker_id": 7, "event": {"data": {"removed": {"block_hashes": [1]}}}}
+    batch = read(theirs, theirs | {"worker_id": 8}, dialect="dynamo", owner=Owner())
     assert batch.rejected == {Reason.OTHER_OWNER: 1}
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
 from kvdir.core.score import ScorePart
+from kvdir.engines import EngineIdentity, Residency, decode
 from kvdir.fingerprint import Fingerprints
 from kvdir.hashing import fingerprints, vllm_extra
 from kvdir.namespace import Namespace, StateGroup
+from kvdir.server.indexer_requests import read_query
 from kvdir.server.prompt_names import Named, Scope, by_hashes, by_tokens, chained, names
 from kvdir.testing.fake_node import EXAMPLE_NAMESPACE
 
@@ -91,6 +94,30 @@ def test_scope_holds_what_may_know_the_prompt_when_asked() -> None:
     assert not Scope(model="m", cache_salt="other-secret").holds(salted)
     own = Namespace.create(**{**_fields(), "tenant_salt": "our-secret"})
     assert Scope(model="m", cache_salt="our-secret").holds(own)
+
+
+@pytest.mark.parametrize("lora_name", ["sql", "default", "none", " spaced ", '"quoted"'])
+def test_adapters_and_tenants_are_those_of_the_events_when_a_router_names_them(lora_name: str) -> None:
+    event = {
+        "event_type": "stored", "seq_hashes": [1], "medium": "gpu", "block_size": 16, "model_name": "m", "lora_name": lora_name,
+        "tenant_id": "acme",
+    }  # fmt: skip
+    residency = Residency(EngineIdentity(model="m", hash_scheme="vllm:sha256_cbor"), copies=False)
+    residency.apply(decode("mooncake", msgspec.msgpack.encode([0.0, [event]])))
+    (space,) = residency.namespaces.values()
+    query = read_query({"model": "m", "token_ids": [1], "lora_name": lora_name, "tenant_id": "acme"}, by_hash=False)
+    assert Scope(model="m", adapter=query.adapter, tenant_id=query.tenant).holds(space)
+    assert not Scope(model="m", adapter=query.adapter, tenant_id="default").holds(space)
+    named = names([space], by_tokens(TOKENS, adapter=query.adapter))
+    extra = vllm_extra(5, lora_name=lora_name)
+    assert by(named, space) == fingerprints(TOKENS, scheme=space.hash_scheme, block_tokens=16, extra=extra)
+
+
+def test_a_namespace_whose_seed_is_no_number_is_left_out_when_dynamos_hashes_are_chained() -> None:
+    odd, long = (announced("dynamo:xxh3", hash_seed=seed) for seed in ("abc", "9" * 5000))
+    named = names([odd, long, announced("dynamo:xxh3")], by_hashes([b"12345678"], local=True))
+    assert len(named.parts) == 1
+    assert sorted(named.skipped) == sorted({odd.short, long.short})
 
 
 def _fields() -> dict[str, object]:
