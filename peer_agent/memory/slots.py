@@ -24,6 +24,8 @@ from peer_agent.memory.layout import (
 )
 
 MAX_BLOCK_BYTES = (1 << 32) - 1
+MAX_SPARE_SLOTS = 1 << 21
+"""Of one namespace that an engine brings: the agent's own memory for a slot is 120 bytes and more, whatever the block is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +80,8 @@ class Spare:
         return self.each_bytes // ALIGN_BYTES * ALIGN_BYTES * self.namespaces
 
     def slots(self, block_bytes: int) -> int:
-        """Blocks that one namespace gets; 0 when not even one fits."""
-        return self.each_bytes // ALIGN_BYTES * ALIGN_BYTES // stride_bytes(block_bytes)
+        """Blocks that one namespace gets, MAX_SPARE_SLOTS at most; 0 when not even one fits."""
+        return min(MAX_SPARE_SLOTS, self.each_bytes // ALIGN_BYTES * ALIGN_BYTES // stride_bytes(block_bytes))
 
 
 NO_SPARE = Spare()

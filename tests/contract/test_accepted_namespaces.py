@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import tempfile
+import threading
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
@@ -23,13 +24,15 @@ from peer_agent.cli.main import main as agent_main
 from peer_agent.client import aio
 from peer_agent.client.attachment import attach_request
 from peer_agent.core.effects import LoadStatus
+from peer_agent.core.slot_table import SlotTable
 from peer_agent.memory.arena import Arena
 from peer_agent.memory.layout import SUPERBLOCK_BYTES, SizeClass
 from peer_agent.memory.slots import Spare
-from peer_agent.server import namespaces
+from peer_agent.server import accepting, namespaces
 from peer_agent.server.app import Agent
 from peer_agent.server.capacity import plan_arena
 from peer_agent.server.config import AgentConfig
+from peer_agent.server.own_arena import slot_table
 from peer_agent.testing import Blocks, LocalCluster, local_cluster, sample_namespace
 from peer_agent.v1 import engine_pb2_grpc
 
@@ -87,6 +90,47 @@ async def test_every_class_keeps_to_its_own_slots_when_two_namespaces_were_accep
         result = await reader.load(theirs, into=into)
         assert result.count(LoadStatus.HIT_PEER) == 8
         Blocks(other).check(theirs, into, result)
+
+
+async def test_as_many_are_accepted_as_there_is_room_for_when_all_come_at_once(directory: Path) -> None:
+    async with local_cluster(directory, "a", coordinator=False, **SPARE) as cluster:
+        agent = cluster.agents["a"]
+        wishes = [sample_namespace(model=f"m{number % 4}") for number in range(12)]
+        outcomes = await asyncio.gather(*(attached(agent, wish) for wish in wishes), return_exceptions=True)
+        engines = [outcome for outcome in outcomes if isinstance(outcome, aio.Engine)]
+        assert all(isinstance(outcome, aio.Engine | NoSpace) for outcome in outcomes)
+        assert len(engines) == 6
+        assert {engine.namespace.digest for engine in engines} == set(agent.store.namespaces)
+        for number, engine in enumerate(engines):
+            blocks = Blocks(engine.namespace)
+            mine = blocks.chain(5, root=f"{number}")
+            assert (await engine.store(mine, blocks.data(mine))).stored == 5
+            blocks.check(mine, into := blocks.room(mine), result := await engine.load(mine, into=into))
+            assert result.count(LoadStatus.HIT_LOCAL) == 5
+        for engine in engines:
+            await engine.close()
+
+
+async def test_namespace_is_accepted_later_when_its_engine_left_while_slots_were_laid_out(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    laying, go = threading.Event(), threading.Event()
+
+    def slow(placed: SizeClass) -> SlotTable:
+        laying.set()
+        go.wait(10)
+        return slot_table(placed)
+
+    monkeypatch.setattr(accepting, "slot_table", slow)
+    async with local_cluster(directory, "a", coordinator=False, **SPARE) as cluster:
+        agent, wish = cluster.agents["a"], sample_namespace(model="second")
+        impatient = asyncio.create_task(attached(agent, wish))
+        await eventually(laying.is_set, what="slots are being laid out")
+        impatient.cancel()
+        await asyncio.wait({impatient})
+        go.set()
+        async with await attached(agent, wish):
+            assert [item.namespace_digest for item in agent.store.occupancy()] == [wish.digest]
 
 
 @pytest.mark.parametrize("pair", ["shm", "tcp", "ucx"], indirect=True)

@@ -15,7 +15,7 @@ from kvdir.errors import ConfigError
 from peer_agent import _native
 from peer_agent.memory.arena import Arena
 from peer_agent.memory.layout import HEADER_BYTES, SUPERBLOCK_BYTES, SizeClass
-from peer_agent.memory.slots import ClassRequest, plan_classes
+from peer_agent.memory.slots import MAX_SPARE_SLOTS, ClassRequest, Spare, plan_classes
 
 DIGEST = b"d" * 32
 BLOCK = 1000
@@ -55,6 +55,13 @@ def test_plan_accounts_for_every_byte_or_refuses_with_a_fix(total: int, wanted: 
         assert part.granted_bytes == part.payload_bytes + part.header_bytes + part.padding_bytes + part.lost_bytes
         assert 0 <= part.lost_bytes < part.size_class.stride
     assert SUPERBLOCK_BYTES + sum(part.granted_bytes for part in plan.classes) <= total
+
+
+def test_spare_part_bounds_how_many_blocks_an_engine_may_bring_however_small() -> None:
+    spare = Spare(1 << 40, 1)
+    assert spare.slots(1 << 20) == (1 << 40) // ((1 << 20) + 128)
+    assert spare.slots(1) == MAX_SPARE_SLOTS
+    assert Spare(255, 1).slots(1) == 0
 
 
 def test_plan_fits_when_the_refusal_is_followed() -> None:
