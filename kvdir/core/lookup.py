@@ -1,19 +1,21 @@
 """Turns what the index found into an answer: holder sets become (node, tier) sets, fenced and silent nodes vanish.
 
 Cost: the translation of a list of holder sets is cached, keyed by the sets themselves, for as long as the visibility of holders
-does not change; a lookup that meets known sets pays one dictionary access, however many holders they have.
+does not change; a lookup that meets known sets pays one dictionary access, however many holders they have. One that meets new
+ones pays some 50 ns a member of a set where there are many.
 """
 
 from __future__ import annotations
 
+import itertools
 import struct
-from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvdir.core.answer import Lookup
 from kvdir.core.holders import HolderTable
 from kvdir.core.node import Stream
+from kvdir.core.recode import recode
 from kvdir.location import MinTrust
 
 if TYPE_CHECKING:
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 _RUN = struct.Struct("<III")
 _CACHED = 4096
+_CACHED_BYTES = 32 * 2**20
+"""Of the sets in all lists that are cached, before and after translation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,7 @@ class Answers:
     def __init__(self, holders: HolderTable[Stream]) -> None:
         self._holders = holders
         self._cache: dict[tuple[bytes, ...], Translation] = {}
+        self._cached_bytes = 0
         self._generation = -1
 
     def build(
@@ -62,33 +67,33 @@ class Answers:
         return Lookup(runs, translation.sets, nodes, hits, asked, warming, below, incomplete=self._holders.partial > 0)
 
     def _translate(self, sets: tuple[bytes, ...]) -> Translation:
-        if self._generation != self._holders.generation or len(self._cache) >= _CACHED:
+        full = len(self._cache) >= _CACHED or self._cached_bytes >= _CACHED_BYTES
+        if full or self._generation != self._holders.generation:
             self._cache.clear()
-            self._generation = self._holders.generation
+            self._cached_bytes, self._generation = 0, self._holders.generation
         cached = self._cache.get(sets)
         if cached is None:
             cached = self._cache[sets] = translate(self._holders, sets)
+            self._cached_bytes += sum(map(len, sets)) + sum(map(len, cached.sets))
         return cached
 
 
 def translate(holders: HolderTable[Stream], sets: tuple[bytes, ...], *, min_trust: MinTrust = MinTrust.ANY) -> Translation:
-    """Packed holder numbers -> packed (node index << 8 | tier) with the streams so numbered."""
-    numbers: dict[Stream, int] = {}
-    out: list[bytes] = []
-    renumber: list[int] = []
-    for packed in sets:
-        members: set[int] = set()
-        for number in memoryview(packed).cast("I"):
-            holder = holders.get(number)
-            if holder is None or not holder.visible or holder.owner.hidden:
-                continue
-            if not min_trust.admits(holder.owner.cursor.state):
-                continue
-            members.add(numbers.setdefault(holder.owner, len(numbers)) << 8 | holder.tier)
-        renumber.append(len(out) if members else -1)
-        if members:
-            out.append(array("I", sorted(members)).tobytes())
-    return Translation(tuple(out), tuple(numbers), None if -1 not in renumber else tuple(renumber))
+    """Packed holder numbers -> packed (node index << 8 | tier) with the streams so numbered, in the order of their holders."""
+    streams: dict[Stream, int] = {}
+
+    def code_of(number: int) -> int | None:
+        holder = holders.get(number)
+        if holder is None or not holder.visible or holder.owner.hidden or not min_trust.admits(holder.owner.cursor.state):
+            return None
+        return streams.setdefault(holder.owner, len(streams)) << 8 | holder.tier
+
+    recoded = recode(sets, code_of)
+    kept = tuple(packed for packed in recoded if packed)
+    if len(kept) == len(sets):
+        return Translation(kept, tuple(streams), None)
+    at = itertools.count()
+    return Translation(kept, tuple(streams), tuple(next(at) if packed else -1 for packed in recoded))
 
 
 def _renumber(runs: bytes, renumber: tuple[int, ...], *, prefix: bool) -> tuple[bytes, int]:

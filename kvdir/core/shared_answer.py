@@ -5,18 +5,19 @@ Cost: the translation of a list of holder sets is cached for as long as the rost
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from kvdir.core.answer import Lookup
 from kvdir.core.fleet import Fleet
+from kvdir.core.recode import recode
 from kvdir.core.region_directory import without
 from kvdir.location import MinTrust, NodeTrust, StreamState
 
-_CACHED_SETS = 65_536
-"""Of all lists together: some 10 MB at most."""
+_CACHED = 4096
+_CACHED_BYTES = 32 * 2**20
+"""Of the sets in all lists that are cached, before and after translation."""
 
 
 class Line(Protocol):
@@ -46,7 +47,7 @@ class SharedAnswers:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._cache: dict[tuple[bytes, ...], _Translation] = {}
-        self._cached_sets = 0
+        self._cached_bytes = 0
         self._version: int | None = None
 
     def build(
@@ -66,14 +67,15 @@ class SharedAnswers:
         runs, sets, hits = found
         if not hits:
             return Lookup(b"", (), (), 0, asked, warming, incomplete=incomplete)
-        if self._version != version or self._cached_sets > _CACHED_SETS:
+        full = len(self._cache) >= _CACHED or self._cached_bytes >= _CACHED_BYTES
+        if full or self._version != version:
             self._cache.clear()
-            self._version, self._cached_sets = version, 0
+            self._version, self._cached_bytes = version, 0
         key = tuple(sets)
         translation = self._cache.get(key)
         if translation is None:
             translation = self._cache[key] = _translate(key, lines)
-            self._cached_sets += len(key)
+            self._cached_bytes += sum(map(len, key)) + sum(map(len, translation.sets))
         trusts = [self._fleet.trust(node, epoch, now_s) for node, epoch in translation.nodes]
         nobody = frozenset(index for index, trust in enumerate(trusts) if trust is None)
         nodes = tuple(trust or _NOBODY for trust in trusts)
@@ -88,12 +90,11 @@ _NOBODY = NodeTrust("", 0, StreamState.FENCED, "not to be named", 0.0, 0, "")
 
 def _translate(sets: tuple[bytes, ...], lines: Mapping[int, Line]) -> _Translation:
     numbers: dict[tuple[str, int], int] = {}
-    out = []
-    for packed in sets:
-        members: set[int] = set()
-        for number in memoryview(packed).cast("I"):
-            line = lines.get(number)
-            if line is not None and line.visible:
-                members.add(numbers.setdefault((line.node, line.epoch), len(numbers)) << 8 | line.tier)
-        out.append(array("I", sorted(members)).tobytes())
-    return _Translation(tuple(out), tuple(numbers))
+
+    def code_of(number: int) -> int | None:
+        line = lines.get(number)
+        if line is None or not line.visible:
+            return None
+        return numbers.setdefault((line.node, line.epoch), len(numbers)) << 8 | line.tier
+
+    return _Translation(tuple(recode(sets, code_of)), tuple(numbers))
