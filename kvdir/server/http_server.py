@@ -1,12 +1,13 @@
 """A small HTTP/1.1 server on the event loop, for APIs whose clients keep connections open: the indexer's.
 
 Owns: reading requests and writing answers within bounds. Rules:
-- every wait has a deadline: a request that began must be whole within `request_s`, its answer taken within `write_s`; a
-  connection that says nothing is closed after `idle_s`;
+- every wait has a deadline: a request that began must be whole within `request_s`, answered within `answer_s`, its answer taken
+  within `write_s`; a connection that says nothing is closed after `idle_s`;
 - bounded: connections (beyond them 503 and the connection closes), head and body of a request, and how many large bodies are in
   memory at once (others wait, within their `request_s`); a connection costs no thread;
 - strict, because what two readers understand differently is how requests are smuggled: one Content-Length or none, no
-  Transfer-Encoding, lines end with CRLF or LF, names are tokens. Everything else is 4xx with words, and the connection closes.
+  Transfer-Encoding, lines end with CRLF or LF, names are tokens, no other control character anywhere. Everything else is 4xx
+  with words, and the connection closes: behind what the client was still sending, for LINGER_S, so that it reads the words.
 Does not: TLS, HTTP/2, chunked bodies (411 says so), or know any path. Source: RFC 9112. Why by hand: docs/adr/0021.
 """
 
@@ -28,8 +29,9 @@ MAX_HEAD_BYTES = 16 * 2**10
 SMALL_BODY_BYTES = 64 * 2**10
 LARGE_BODIES = 8
 """So many requests with more than SMALL_BODY_BYTES are read and answered at a time."""
+LINGER_S = 1.0
 _REQUEST = re.compile(rb"([A-Z]{1,16}) (/[!-~]*) HTTP/1\.([01])")
-_FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*(.*?)[ \t]*")
+_FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([\t\x20-\x7e\x80-\xff]*)")
 _TEXT = "text/plain; charset=utf-8"
 
 
@@ -60,6 +62,7 @@ class HttpLimits:
     body_bytes: int = 16 * 2**20
     idle_s: float = 75.0
     request_s: float = 10.0
+    answer_s: float = 30.0
     write_s: float = 10.0
 
 
@@ -127,10 +130,7 @@ class HttpServer:
         except (ConnectionError, asyncio.IncompleteReadError, TimeoutError):
             pass  # the client is gone, or as good as
         finally:
-            writer.close()
-            with contextlib.suppress(ConnectionError, TimeoutError):
-                async with asyncio.timeout(1.0):
-                    await writer.wait_closed()
+            await _close(writer)
 
     async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """One request. Returns whether the connection stays open."""
@@ -141,14 +141,18 @@ class HttpServer:
                 async with asyncio.timeout(self._limits.request_s):
                     request, keep = await self._read(first, reader, writer, stack)
             except _Refused as refused:
-                await self._write(writer, refused.response, close=True)
+                await self._last_words(reader, writer, refused.response)
                 return False
             except TimeoutError:
                 words = f"the request was not whole within {self._limits.request_s:g} s\n".encode()
-                await self._write(writer, Response(HTTPStatus.REQUEST_TIMEOUT, words, _TEXT), close=True)
+                await self._last_words(reader, writer, Response(HTTPStatus.REQUEST_TIMEOUT, words, _TEXT))
                 return False
             try:
-                response = await self._answer(request)
+                async with asyncio.timeout(self._limits.answer_s):
+                    response = await self._answer(request)
+            except TimeoutError:
+                late = f"no answer within {self._limits.answer_s:g} s: this coordinator or what it asks is overloaded\n"
+                response = Response(HTTPStatus.GATEWAY_TIMEOUT, late.encode(), _TEXT)
             except Exception:
                 log.exception("unexpected error answering %s", request.method)
                 response = Response(HTTPStatus.INTERNAL_SERVER_ERROR, b"internal error, logged there\n", _TEXT)
@@ -174,6 +178,16 @@ class HttpServer:
         keep = "close" not in wishes and (line[3] == b"1" or "keep-alive" in wishes)
         return Request(line[1].decode(), line[2].decode(), headers, body), keep
 
+    async def _last_words(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, response: Response) -> None:
+        """A socket that is closed over unread bytes is reset, and the answer with it (RFC 9112, 9.6): so they are read away."""
+        await self._write(writer, response, close=True)
+        if not writer.is_closing():
+            writer.write_eof()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_S):
+                while await reader.read(MAX_HEAD_BYTES):
+                    pass
+
     async def _write(self, writer: asyncio.StreamWriter, response: Response, *, close: bool, head_only: bool = False) -> None:
         head = (
             f"HTTP/1.1 {int(response.status)} {HTTPStatus(response.status).phrase}\r\nContent-Type: {response.kind}\r\n"
@@ -182,6 +196,18 @@ class HttpServer:
         writer.write(head.encode() + (b"" if head_only else response.body))
         async with asyncio.timeout(self._limits.write_s):
             await writer.drain()
+
+
+async def _close(writer: asyncio.StreamWriter) -> None:
+    """A client that does not read would keep socket and answer for as long as it likes: what it has not taken soon is lost."""
+    writer.close()
+    try:
+        async with asyncio.timeout(LINGER_S):
+            await writer.wait_closed()
+    except (ConnectionError, TimeoutError):
+        pass
+    finally:
+        writer.transport.abort()
 
 
 async def _head(first: bytes, reader: asyncio.StreamReader) -> list[bytes]:
@@ -212,7 +238,7 @@ def _headers(lines: list[bytes]) -> dict[str, str]:
         name = field[1].decode().lower()
         if name in out and name in ("content-length", "content-type", "host"):
             raise _Refused(HTTPStatus.BAD_REQUEST, f"the header {name} is given twice")
-        out[name] = field[2].decode("latin-1")
+        out[name] = field[2].strip(b" \t").decode("latin-1")
     return out
 
 

@@ -8,13 +8,15 @@
 
 Rules: what a router is told is a hint with its trust beside it. Registering twice alike changes nothing; a rank or an endpoint
 that is taken is refused, as is a stream too many. Registrations live as long as the process: routers repeat them, as they must
-with every implementation. All of it runs on the event loop but the reading and hashing of long prompts, which has a thread.
+with every implementation. All of it runs on the event loop but what takes long, which has threads: reading and hashing long
+prompts, adding up and writing what many instances have.
 Does not: HTTP (http_server.py), follow streams (indexer_engines.py), or know the shapes of requests and answers (indexer_*.py).
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
@@ -62,6 +64,8 @@ MAX_REGISTRATIONS = 256
 MAX_INSTANCES = 4_096
 THREAD_BYTES = 64 * 2**10
 """Bodies from this size on are read and hashed in a thread: some 10,000 tokens."""
+THREAD_INSTANCES = 128
+"""Answers of more are written in a thread: some 15 us each."""
 _MSGPACK = frozenset(("application/msgpack", "application/x-msgpack"))
 
 
@@ -157,10 +161,10 @@ class Indexer:
         sizes = {space.block_tokens for space in spaces}
         block_tokens = query.block_tokens or (sizes.pop() if len(sizes) == 1 else 0)
         hits = self._hits(query, scores)
-        answer = query_answer(
-            hits, scores, skipped=named.skipped, api=query.api, tenant=query.tenant, block_tokens=block_tokens
+        written = functools.partial(
+            query_answer, hits, scores, skipped=named.skipped, api=query.api, tenant=query.tenant, block_tokens=block_tokens
         )
-        return HTTPStatus.OK, answer
+        return HTTPStatus.OK, await _run(len(hits) > THREAD_INSTANCES, written)
 
     async def _query_by_hash(self, request: Request) -> tuple[HTTPStatus, Any]:
         return await self._query(request, by_hash=True)

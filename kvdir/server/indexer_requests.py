@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any
@@ -27,6 +27,11 @@ DEFAULT_TENANT = "default"
 MAX_NAME = 256
 """Characters of a model, tenant, instance or adapter."""
 _HEX = re.compile(r"0x[0-9a-fA-F]{1,64}|[0-9a-fA-F]{32}|[0-9a-fA-F]{64}", re.ASCII)
+_HASH_FIELDS = ("seq_hashes", "block_hash", "block_hashes")
+PIECE_BYTES = 64 * 2**10
+"""Some 10,000 tokens, a millisecond."""
+MSGPACK_ARRAY_BYTES = 2**20
+_MSGPACK_ARRAYS = (0xDC, 0xDD)
 _DIALECTS = {"vllm": "vllm", "sglang": "sglang", "mooncake": "mooncake", "dynamo": "dynamo"}
 
 
@@ -127,15 +132,60 @@ class Unregistration:
 
 
 def read_body(body: bytes, *, msgpack: bool) -> Mapping[str, Any]:
-    """The object in a body. Raises BadRequest."""
-    kind = "msgpack" if msgpack else "JSON"
+    """The object in a body. Raises BadRequest.
+
+    Decoding holds up every other thread, so of a large body the token ids come as an array and hashes as a list, both decoded
+    in pieces of PIECE_BYTES; and a large value of any other field is left as it is, which is of no known type.
+    """
+    kind, codec = ("msgpack", msgspec.msgpack) if msgpack else ("JSON", msgspec.json)
     try:
-        value = msgspec.msgpack.decode(body) if msgpack else msgspec.json.decode(body)
+        fields = codec.decode(body, type=dict[str, msgspec.Raw])
+        return {
+            name: codec.decode(raw) if len(raw) <= PIECE_BYTES else _long(name, raw, msgpack) for name, raw in fields.items()
+        }
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"the body must be one {kind} object", reason="invalid_json") from error
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise BadRequest(f"the body is not valid {kind}: {error}", reason="invalid_json") from error
-    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-        raise BadRequest(f"the body must be one {kind} object", reason="invalid_json")
-    return value
+
+
+def _long(name: str, raw: msgspec.Raw, msgpack: bool) -> Any:
+    if name not in ("token_ids", *_HASH_FIELDS):
+        return raw
+    packed = memoryview(raw)
+    if not msgpack:
+        if packed[0] != ord("["):
+            return raw
+        return _token_pieces(packed) if name == "token_ids" else [item for piece in _pieces(packed) for item in piece]
+    if packed[0] in _MSGPACK_ARRAYS and len(packed) > MSGPACK_ARRAY_BYTES:
+        raise BadRequest(
+            f"{name}: an array in msgpack may have {MSGPACK_ARRAY_BYTES} bytes: send token_ids as bytes, 4 a token, or JSON",
+            reason="out_of_range",
+            field=name,
+        )
+    return msgspec.msgpack.decode(packed)
+
+
+def _token_pieces(packed: memoryview) -> npt.NDArray[np.uint32]:
+    pieces: list[npt.NDArray[np.uint32]] = []
+    for piece in _pieces(packed):
+        try:
+            pieces.append(as_tokens(piece))
+        except InvalidInput as error:
+            words = f"token_ids: from position {sum(map(len, pieces))} on, {error}"
+            raise BadRequest(words, reason="invalid_type", field="token_ids") from error
+    return np.concatenate(pieces)
+
+
+def _pieces(packed: memoryview) -> Iterator[list[Any]]:
+    """Of a flat array in JSON, cut at commas. One that is not flat is cut where it is invalid."""
+    text = bytes(packed)
+    start, end = 1, len(text) - 1
+    while start < end:
+        comma = text.find(b",", start + PIECE_BYTES, end)
+        stop = end if comma < 0 else comma
+        yield msgspec.json.decode(b"[" + text[start:stop] + b"]", type=list[Any])
+        start = stop + 1
 
 
 def read_query(body: Mapping[str, Any], *, by_hash: bool) -> Query:
@@ -295,7 +345,7 @@ def _tokens(body: Mapping[str, Any]) -> npt.NDArray[np.uint32]:
         if len(value) % 4:
             raise BadRequest("token_ids must be 4 bytes a token", reason="invalid_value", field="token_ids")
         value = np.frombuffer(value, "<i4")
-    elif not isinstance(value, list):
+    elif not isinstance(value, list | np.ndarray):
         raise BadRequest("token_ids must be an array", reason="not_array", field="token_ids")
     try:
         return as_tokens(value)
@@ -304,7 +354,7 @@ def _tokens(body: Mapping[str, Any]) -> npt.NDArray[np.uint32]:
 
 
 def _hashes(body: Mapping[str, Any]) -> tuple[bytes, ...]:
-    field = next((name for name in ("seq_hashes", "block_hash", "block_hashes") if name in body), "")
+    field = next((name for name in _HASH_FIELDS if name in body), "")
     if not field:
         raise _missing("seq_hashes")
     values = body[field]

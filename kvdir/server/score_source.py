@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
@@ -15,10 +16,16 @@ from kvdir.core.serving import Engines, Serving
 from kvdir.errors import TooLarge
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import MinTrust, NodeTrust, Tier
+from kvdir.namespace import Namespace
 from kvdir.server.coordinator import Coordinator
 
 REUSE_S = 0.01
 """As long as a node's trust is reused: so late an engine is noticed that announced its first block just now."""
+MAX_NAMES = 512
+"""In one score: some 0.1 ms each, however few blocks."""
+MANY_NAMES = 32
+LARGE_CELLS = 8_192
+"""Nodes times runs. From these on scores are added up in a thread, so that the loop goes on."""
 
 
 class ScoreSource(Protocol):
@@ -120,31 +127,34 @@ async def scored(
         raise TooLarge(
             f"{asked} fingerprints in one score, max_fingerprints is {max_fingerprints}: ask with fewer blocks or names"
         )
+    if len(names) > MAX_NAMES:
+        raise TooLarge(f"{len(names)} names in one score, at most {MAX_NAMES}: ask about fewer parts or groups at a time")
     await source.refresh({name.namespace_digest for name in names})
-    table = source.namespaces
-    unknown = tuple(dict.fromkeys(name.namespace_digest for name in names if table.get(name.namespace_digest) is None))
-    if len(unknown) == len({name.namespace_digest for name in names}):
-        table.require(unknown[0])
-    answered = []
-    for part in parts:
-        groups = [[name for name in group.names if name.namespace_digest not in unknown] for group in part.groups]
-        if all(groups):
-            answered.append(await asyncio.gather(*(_answered(source, names, min_trust) for names in groups)))
-    return score(
-        answered,
+    spaces = _known(source.namespaces, names)
+    unknown = tuple(dict.fromkeys(name.namespace_digest for name in names if name.namespace_digest not in spaces))
+    if not spaces:
+        source.namespaces.require(names[0].namespace_digest)
+    asks = tuple(dict.fromkeys(name for name in names if name.namespace_digest in spaces))  # ranks of a split share names
+    answers = await asyncio.gather(*(source.lookup(name.namespace_digest, name.fingerprints, min_trust) for name in asks))
+    answered = {name: Answered(spaces[name.namespace_digest], answer) for name, answer in zip(asks, answers, strict=True)}
+    told = [[[answered[name] for name in group.names if name in answered] for group in part.groups] for part in parts]
+    work = functools.partial(
+        score,
+        [groups for groups in told if all(groups)],
         source.engines(min_trust),
         weights=weights or WEIGHTS,
         max_instances=max_instances,
         unknown_namespaces=unknown,
     )
+    large = len(names) > MANY_NAMES or any(map(_large, answers))
+    return await asyncio.to_thread(work) if large else work()
 
 
-async def _answered(source: ScoreSource, names: Sequence[ScoreName], min_trust: MinTrust) -> list[Answered]:
-    table = source.namespaces
-    return [
-        Answered(
-            table.require(name.namespace_digest).namespace,
-            await source.lookup(name.namespace_digest, name.fingerprints, min_trust),
-        )
-        for name in names
-    ]
+def _known(table: NamespaceTable, names: Iterable[ScoreName]) -> dict[bytes, Namespace]:
+    found = {name.namespace_digest: table.get(name.namespace_digest) for name in names}
+    return {digest: known.namespace for digest, known in found.items() if known is not None}
+
+
+def _large(answer: Lookup) -> bool:
+    """Whether what it says takes some milliseconds to add up: by runs, and by blocks where groups have to agree."""
+    return len(answer.nodes) * max(len(answer.runs) // 12, answer.asked // 64) > LARGE_CELLS

@@ -24,6 +24,10 @@ class Api:
 
 async def answered(request: Request) -> Response:
     """What is no POST is well; a POST has a body that is not wanted."""
+    if request.target == "/never":
+        await asyncio.Event().wait()
+    if request.target == "/large":
+        return Response(200, bytes(32 * 2**20))
     if request.target == "/bug":
         raise RuntimeError("a bug")
     if request.method == "POST":
@@ -62,6 +66,8 @@ async def raw(address: str, sent: bytes, *, end: bool = False) -> bytes:
         (b"GET /health HTTP/3.0\r\n\r\n", b"400"),
         (b"GET health HTTP/1.1\r\n\r\n", b"400"),
         (b"GET /health HTTP/1.1\r\nbad header\r\n\r\n", b"400"),
+        (b"GET /health HTTP/1.1\r\nA: b\rTransfer-Encoding: chunked\r\n\r\n", b"400"),
+        (b"GET /health HTTP/1.1\r\nA: b\0\r\n\r\n", b"400"),
         (b"GET /health HTTP/1.1\r\nA: " + b"x" * 20_000 + b"\r\n\r\n", b"431"),
         (b"GET /health HTTP/1.1\r\n" + b"A: x\r\n" * 4_000 + b"\r\n", b"431"),
         (b"POST /query HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", b"411"),
@@ -119,6 +125,40 @@ async def test_calls_are_answered_when_slow_clients_hold_every_place_for_large_b
         answers = await asyncio.gather(*slow)
         assert all(answer.startswith(b"HTTP/1.1 408") for answer in answers)
         assert (await call(it.address, "/query", b" " * 200_000 + b"{}"))[0] == 400
+
+
+async def test_head_is_read_at_once_when_a_value_is_thousands_of_spaces() -> None:
+    async with api() as it:
+        async with asyncio.timeout(1.0):
+            head = b"GET /health HTTP/1.1\r\nConnection: close\r\nA: b" + b" " * 16_000 + b"b\r\n\r\n"
+            assert (await raw(it.address, head)).startswith(b"HTTP/1.1 200")
+
+
+async def test_refusal_is_read_when_the_client_sends_the_whole_body_first() -> None:
+    async with api(HttpLimits(body_bytes=4096)) as it:
+        status, words = await call(it.address, "/query", b" " * 4_000_000)
+        assert status == 413
+        assert "at most 4096" in words
+
+
+async def test_connection_is_given_up_when_the_client_does_not_read_its_answer() -> None:
+    async with api(HttpLimits(write_s=0.2)) as it:
+        host, _, port = it.address.partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
+        writer.write(b"GET /large HTTP/1.1\r\n\r\n")
+        await eventually(lambda: it.server.connections == 1)
+        await eventually(lambda: it.server.connections == 0)
+        with contextlib.suppress(ConnectionError):
+            taken = len(await reader.read())
+            assert 0 < taken < 32 * 2**20
+        writer.close()
+
+
+async def test_client_is_told_when_its_answer_does_not_come() -> None:
+    async with api(HttpLimits(answer_s=0.2)) as it:
+        status, words = await call(it.address, "/never")
+        assert status == 504
+        assert "no answer within" in words
 
 
 async def test_server_goes_on_when_clients_send_whatever_they_like() -> None:

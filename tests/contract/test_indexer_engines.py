@@ -132,6 +132,7 @@ async def test_worker_says_why_when_its_engine_is_not_there() -> None:
     [
         ({"endpoint": "tcp://*:5557"}, "where the engine listens"),
         ({"endpoint": "5557"}, "neither tcp://HOST:PORT"),
+        ({"endpoint": "tcp://1.1.1.1:65536"}, "neither tcp://HOST:PORT"),
         ({"replay_endpoint": "udp://x:1"}, "replay_endpoint"),
         ({"type": "dynamo", "endpoint": "http://x:1"}, "endpoint"),
         ({"hash_profile": PROFILE | {"algorithm": "md5"}}, "'vllm:md5' is unknown"),

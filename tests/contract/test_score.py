@@ -114,6 +114,8 @@ async def test_bad_requests_are_refused_with_words_when_scored() -> None:
             await served.client.score([PROMPT], weights={Tier.GPU: -1.0})
         with pytest.raises(TooLarge, match="max_fingerprints is 4096"):
             await served.client.score([ScorePart.of(EXAMPLE_NAMESPACE.digest, some_fingerprints(4097))])
+        with pytest.raises(TooLarge, match="600 names in one score"):
+            await served.client.score([ScorePart.of(EXAMPLE_NAMESPACE.digest, some_fingerprints(1))] * 600)
 
 
 async def test_doubtful_engine_is_left_out_when_the_caller_asks_for_trust() -> None:

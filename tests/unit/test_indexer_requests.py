@@ -47,6 +47,37 @@ def test_tokens_are_read_from_bytes_when_the_body_is_msgpack() -> None:
     assert (query.tokens == np.array([7, 8, 9])).all()
 
 
+def test_long_prompts_are_read_alike_when_they_come_in_pieces() -> None:
+    tokens = [number * 7919 % 128_000 for number in range(60_000)]
+    text = msgspec.json.encode({"model": "m", "token_ids": tokens, "unknown": tokens})
+    query = read_query(read_body(text, msgpack=False), by_hash=False)
+    assert query.tokens is not None
+    assert query.tokens.tolist() == tokens
+    hashes = {"model": "m", "seq_hashes": [hex(number) for number in tokens]}
+    by_hash = read_query(read_body(msgspec.json.encode(hashes), msgpack=False), by_hash=True)
+    assert by_hash.hashes == tuple(number.to_bytes(8, "big") for number in tokens)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "words"),
+    [
+        ([1] * 40_000 + [-1], r"from position \d+ on, token at position"),
+        ([1] * 40_000 + ["x" * 8], "must be integers"),
+        ([[1, 2]] * 40_000, "one flat list|not valid JSON"),
+        ({"a": [1] * 40_000}, "must be an array"),
+        ("x" * 80_000, "must be an array"),
+    ],
+)
+def test_long_prompts_are_refused_when_they_are_none(tokens: object, words: str) -> None:
+    with pytest.raises(BadRequest, match=words):
+        read_query(read_body(msgspec.json.encode({"model": "m", "token_ids": tokens}), msgpack=False), by_hash=False)
+
+
+def test_array_in_msgpack_is_refused_when_reading_it_would_hold_everybody_up() -> None:
+    with pytest.raises(BadRequest, match="send token_ids as bytes"):
+        read_body(msgspec.msgpack.encode({"model": "m", "token_ids": [100_000] * 250_000}), msgpack=True)
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [

@@ -157,3 +157,10 @@ def test_local_hashes_are_chained_when_dynamo_would() -> None:
     space = announced("dynamo:xxh3")
     assert by(names([space], by_hashes(local, local=True)), space) == rolling
     assert chained([], 1337) == Fingerprints.of([])
+
+
+def test_namespace_is_left_out_when_its_seed_is_no_number() -> None:
+    space = announced("dynamo:xxh3", hash_seed="abc")
+    named = names([space], by_hashes([b"12345678"], local=True))
+    assert not named.parts
+    assert "number" in named.skipped[space.short]
