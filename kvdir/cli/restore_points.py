@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from kvdir.client.sync import Client
     from kvdir.core.restore_points import RestorePoints
     from kvdir.core.state_lookup import StateLookup
+    from kvdir.namespace import Namespace
 
 WHERE = "all nodes together"
 
@@ -22,7 +23,13 @@ WHERE = "all nodes together"
 @click.command("restore-points")
 @click.argument("namespace")
 @click.argument("fingerprints", nargs=-1)
-@click.option("--file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Packed fingerprints, as bytes.")
+@click.option(
+    "--file",
+    "files",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Packed fingerprints, as bytes. Several times, one for each state group, if their blocks differ in size.",
+)
 @click.option("--width", type=click.Choice(["8", "16", "32"]), default="32", show_default=True, help="Of those in --file.")
 @click.option("--prompt-tokens", type=click.IntRange(1), help="Where the prompt ends: its last token is left to be computed.")
 @output_option
@@ -31,7 +38,7 @@ def restore_points(
     client: Client,
     namespace: str,
     fingerprints: tuple[str, ...],
-    file: Path | None,
+    files: tuple[Path, ...],
     width: str,
     prompt_tokens: int | None,
     output: str,
@@ -43,17 +50,29 @@ def restore_points(
     \b
     Examples:
       kvdir restore-points 3f2a --file prompt.fps --prompt-tokens 4096
+      kvdir restore-points 3f2a --file full.fps --file recurrent.fps
       kvdir restore-points 3f2a 0011223344556677 8899aabbccddeeff --output json
     """
     from kvdir.client.state import lookup_state
+
+    asked = [asked_fingerprints(fingerprints, file, int(width)) for file in files or (None,)]
+    model = _model_of(client, namespace_digest(client, namespace))
+    found = lookup_state(client, model, asked if len(files) > 1 else asked[0], prompt_tokens=prompt_tokens)
+    emit(_document(found), lambda: _view(found), output=output)
+
+
+def _model_of(client: Client, digest: bytes) -> Namespace:
+    """The namespace of this digest. In place of a part that is the same on all ranks (MLA) one of its siblings that names the
+    ranks, or those of the other groups would not be found.
+    """
     from kvdir.namespace import Namespace
 
-    asked, digest = asked_fingerprints(fingerprints, file, int(width)), namespace_digest(client, namespace)
-    known = next((view.canonical_json for view in client.status().namespaces if view.digest == digest), None)
-    if known is None:
+    known = [Namespace.from_canonical(view.canonical_json) for view in client.status().namespaces]
+    asked = next((item for item in known if item.digest == digest), None)
+    if asked is None:
         raise UnknownNamespace(f"nobody has announced namespace {digest.hex()[:16]}; `kvdir status` lists them")
-    found = lookup_state(client, Namespace.from_canonical(known), asked, prompt_tokens=prompt_tokens)
-    emit(_document(found), lambda: _view(found), output=output)
+    siblings = [item for item in known if item.model == asked.model and asked in item.parts()]
+    return max(siblings, key=lambda item: len(item.family()), default=asked)
 
 
 def _document(found: StateLookup) -> dict[str, Any]:

@@ -246,3 +246,23 @@ async def test_command_shows_points_and_what_holds_them_back(pair: LocalCluster)
     refused = await asyncio.to_thread(run, "00" * 32)
     assert refused.exit_code != 0
     assert "nobody has announced" in " ".join(refused.output.split())
+
+
+async def test_command_finds_every_rank_when_asked_for_the_part_that_all_share(directory: Path) -> None:
+    groups = [{"kind": "mla", **ATTENTION, "tensors": 1}, {"kind": "full", **ATTENTION, "block_tokens": 32}]
+    first, second = (sample_namespace(groups=groups, bytes_override=0, parallel=f"tp={rank}/2") for rank in range(2))
+    prompts = [PROMPT.slice(0, 4), PROMPT.slice(0, 2)]  # 64 tokens in blocks of 16, and of 32
+    latent, *ranks = first.parts()[0], first.parts()[1], second.parts()[1]
+    settings = {"namespaces": (), "accept_bytes": 1 << 17}
+    async with local_cluster(directory, "a", namespace=first, **settings) as cluster:
+        for part, blocks in ((latent, 4), *((rank, 2) for rank in ranks)):
+            await store(cluster, "a", part, list(range(blocks)))
+        files = [directory / f"{number}.fps" for number in range(2)]
+        for file, prompt in zip(files, prompts, strict=True):
+            file.write_bytes(prompt.packed)
+        named = [text for file in files for text in ("--file", str(file))]
+        arguments = [latent.digest.hex(), *named, "--coordinator", cluster.coordinator_address, "--output", "json"]
+        answer = await asyncio.to_thread(CliRunner().invoke, kvdir_main, ["restore-points", *arguments])
+        document = json.loads(answer.stdout)
+        assert (document["best_tokens"], document["reasons"]) == (64, [])
+        assert [group["held_blocks"] for group in document["groups"]] == [4, 2]
