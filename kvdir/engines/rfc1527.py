@@ -7,7 +7,9 @@ Rules of what comes in: it tells of a set, so a repeated `stored` adds nothing. 
 beyond the first has no kind here and is refused. `event_id` orders a stream and is not read: the batch's own number does that.
 Rules of what goes out: hashes are 64-bit. Those of 64-bit schemes go out as they are; of longer ones the first 8 bytes, as a
 big-endian number, which no engine computes: such events serve consumers that compare our events among themselves. The extra
-field `hash_scheme` says which (with `:first64` for those), `fingerprints` has what we know of each hash (16 bytes).
+field `hash_scheme` says which (with `:first64` for those), `fingerprints` has what we know of each hash (16 bytes). Blocks of
+state groups that say nothing of a prefix by themselves (windows, recurrent, ...) do not go out: the envelope has no word for
+them, their hashes are those of the full group's blocks, and a reader would take one for the other.
 Sources: github.com/kvcache-ai/Mooncake issue 1527, its docs conductor-indexer.md @984cf198, pull requests 2214 and 2876.
 """
 
@@ -26,7 +28,7 @@ from kvdir.engines.media import tier_of
 from kvdir.engines.vllm import Hash, group_of
 from kvdir.engines.wire import Undecodable
 from kvdir.location import Tier
-from kvdir.namespace import MAX_BLOCK_TOKENS, NO_TENANT, Namespace
+from kvdir.namespace import MAX_BLOCK_TOKENS, NO_TENANT, WHOLE, Namespace, StateKind
 
 MEDIA: Mapping[Tier, str] = {Tier.GPU: "gpu", Tier.CPU: "cpu", Tier.DISK: "disk", Tier.REMOTE: "external"}
 """Media of events that go out."""
@@ -103,6 +105,7 @@ def envelopes(
     """Our events in the envelope, numbered from first_event_id on, one each. namespaces: by digest; what none names is left out
     with its number, so that a consumer sees a hole. Clearing every namespace becomes one event for each of them.
     """
+    namespaces = {digest: namespace for digest, namespace in namespaces.items() if _says_a_prefix(namespace)}
     out = []
     for number, event in enumerate(events, first_event_id):
         digests = [event.namespace_digest] if event.namespace_digest else list(namespaces)
@@ -112,6 +115,11 @@ def envelopes(
                 base = _base(namespace, Tier(event.tier), number, backend_id, timestamp_ms, dp_rank)
                 out.append(base | _payload(event, namespace))
     return out
+
+
+def _says_a_prefix(namespace: Namespace) -> bool:
+    whole = namespace.part == WHOLE and len(namespace.groups) > 1
+    return whole or namespace.group.kind in (StateKind.FULL, StateKind.MLA)
 
 
 def encode_batch(envelopes: list[dict[str, Any]], *, ts_s: float, dp_rank: int = 0) -> bytes:

@@ -24,6 +24,9 @@ _SEEDS = (BUILTIN, "0", "1", "42", "123", "1234", "random")
 _SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)
 """Block sizes that engines have."""
 
+MOST_TRIED_TOKENS = 4096
+"""Of larger blocks no other way is tried: it would take seconds, and whoever attaches is waited for."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Way:
@@ -90,6 +93,8 @@ def _other_ways(ours: _Way, width: int, *, sizes: tuple[int, ...]) -> Iterator[_
     """Of fingerprints with this width, likely ones first: another seed, another scheme, hashes after fewer tokens, other
     blocks.
     """
+    if ours.block_tokens > MOST_TRIED_TOKENS:
+        return
     mine = parse(ours.scheme)
     schemes = [scheme for scheme in SCHEMES.values() if scheme.width == width or width == 8 < scheme.width]
     schemes.sort(key=lambda scheme: scheme is not mine.scheme)
@@ -124,12 +129,21 @@ def _advice(ours: _Way, theirs: _Way) -> str:
         fixes.append(_scheme_fix(ours.scheme, theirs.scheme))
         lines.append(f'hash_scheme = "{theirs.scheme}"')
     if theirs.seed != ours.seed:
-        fixes.append("start it without PYTHONHASHSEED" if ours.seed == BUILTIN else f"start it with PYTHONHASHSEED={ours.seed}")
+        fixes += _seed_fixes(ours)
         lines.append(f'hash_seed = "{theirs.seed}"')
     return (
         f"It is what {theirs.scheme} with hash_seed {theirs.seed!r} and {theirs.block_tokens} tokens a block gives. For the "
         f"engine: {' and '.join(fixes)}. Or write {', '.join(lines)} into the namespace of every node"
     )
+
+
+def _seed_fixes(ours: _Way) -> list[str]:
+    scheme = parse(ours.scheme).scheme
+    if scheme.seeding is Seeding.NONE:
+        return []
+    if not scheme.name.startswith("vllm:"):
+        return [f"give it the hash seed {scheme.builtin_seed if ours.seed == BUILTIN else ours.seed!r}"]
+    return ["start it without PYTHONHASHSEED" if ours.seed == BUILTIN else f"start it with PYTHONHASHSEED={ours.seed}"]
 
 
 def _scheme_fix(ours: str, theirs: str) -> str:

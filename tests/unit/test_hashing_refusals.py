@@ -201,6 +201,19 @@ def test_another_scheme_is_found_from_a_first_block_of_any_tokens() -> None:
     assert "500" not in words
 
 
+def test_the_fix_is_that_of_the_scheme_when_it_is_none_of_vllms() -> None:
+    words = explained(probe("dynamo:xxh3", "42", 16), scheme="dynamo:xxh3")
+    assert "give it the hash seed '1337'" in words
+    assert "PYTHONHASHSEED" not in words
+    assert "PYTHONHASHSEED" not in explained(probe("vllm:sha256", "0", 16), scheme="sglang:sha256")
+
+
+def test_no_other_way_is_tried_when_blocks_are_so_large_that_it_would_take_seconds() -> None:
+    seen = probe("vllm:sha256_cbor", "0", 8192)
+    assert "It is what" not in explained(seen, block_tokens=8192)
+    assert "It is what" in explained(probe("vllm:sha256_cbor", "0", 4096), block_tokens=4096)
+
+
 def test_a_seed_nobody_can_know_is_explained() -> None:
     assert "another one in each process" in explained(bytes(16), scheme="vllm:xxhash", seed="0")
     assert "Is PYTHONHASHSEED the same" in explained(bytes(32))
