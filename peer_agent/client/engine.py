@@ -384,9 +384,9 @@ def connect(
 ) -> Engine:
     """An engine attached to the agent at `address`, such as "unix:/dev/shm/kvdir-node1.sock".
 
-    Waits up to timeout_s. Raises UnknownNamespace, with the differences to the nearest namespace the agent serves,
-    InvalidInput when the probe shows that the engine hashes otherwise, and Unavailable when nobody answers. timeout_s=0 does
-    not wait and does not raise: the engine attaches when the agent is there, and sees misses until then.
+    Waits up to timeout_s. Raises UnknownNamespace (in what it differs), NoSpace (no room for one more that engines bring),
+    InvalidInput (by the probe the engine hashes otherwise), Unavailable (nobody answers). timeout_s=0 does neither: the engine
+    attaches when the agent is there, and sees misses until then.
     """
     made = Engine(
         address, namespace=namespace, engine=engine, deadline_s=deadline_s, check=check,

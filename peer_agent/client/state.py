@@ -56,6 +56,7 @@ Groups = Sequence[Fingerprints]
 class StateLoadResult:
     """restored_tokens: the point that can be resumed from, 0: recompute everything. points: of what arrived, per group as well.
 
+    Ranks of a split agree on the largest of `points` that all of them have, not on the smallest restored_tokens.
     hoped_tokens: the point that the load set out for. peer_bytes: read from peers. reason: why nothing could be asked.
     """
 
