@@ -33,7 +33,13 @@ THREADS = 16
 
 @click.command()
 @click.argument("coordinators", nargs=-1, metavar="[COORDINATOR...]")
-@click.option("--timeout-s", default=2.0, show_default=True, help="Longest wait for each answer and each connection.")
+@click.option(
+    "--timeout-s",
+    type=click.FloatRange(min=0.01),
+    default=2.0,
+    show_default=True,
+    help="Longest wait for each answer and each connection.",
+)
 @click.option("--reach/--no-reach", default=True, help="Try to connect to every agent's address, from here.")
 @output_option
 def doctor(coordinators: tuple[str, ...], timeout_s: float, reach: bool, output: str) -> None:

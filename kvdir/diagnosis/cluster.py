@@ -219,7 +219,9 @@ def check_peers(facts: ClusterFacts) -> list[Finding]:
                     "set `listen` and `advertise` of that agent to an address of its network",
                 )
             )  # fmt: skip
-    return out or [in_order("peers", f"{sum(bool(address) for address in facts.reached)} addresses, all served")]
+    addresses = {view.trust.peer_address for view in nodes.values() if view.trust.peer_address}
+    tried = len(addresses & facts.reached.keys())
+    return out or [in_order("peers", f"{len(addresses)} addresses, {tried} of them tried, all served")]
 
 
 def check_identity(facts: ClusterFacts) -> list[Finding]:

@@ -39,7 +39,13 @@ GREETINGS = 16
 )
 @click.option("--coordinators", default="", metavar="HOST:PORT,...", help="Instead of those in the configuration.")
 @click.option("--endpoint", "endpoints", multiple=True, metavar="tcp://HOST:PORT", help="Where an engine publishes events.")
-@click.option("--timeout-s", default=2.0, show_default=True, help="Longest wait for each answer and each connection.")
+@click.option(
+    "--timeout-s",
+    type=click.FloatRange(min=0.01),
+    default=2.0,
+    show_default=True,
+    help="Longest wait for each answer and each connection.",
+)
 @click.option("--cluster/--no-cluster", default=True, help="Also check what the coordinators say.")
 @output_option
 def doctor(
@@ -251,8 +257,9 @@ def _endpoint(text: str, timeout_s: float) -> Endpoint:
     from peer_agent.diagnosis.node import Endpoint
 
     scheme, _, place = text.rpartition("://")
-    if scheme not in ("", "tcp", "http"):
+    if scheme not in ("", "tcp", "http", "https"):
         return Endpoint(name=text, address=place, failure="")
+    place = place.partition("/")[0]
     return Endpoint(name=text, address=place, failure=why_not_reached(place, timeout_s))
 
 

@@ -47,9 +47,11 @@ class LoadResult:
 
     def __str__(self) -> str:
         counts = ", ".join(f"{n} {status.name.lower()}" for status in LoadStatus if (n := self.count(status)))
-        why = f" ({self.reason})" if self.reason else ""
+        alone = not self.directory_reached and self.hits < len(self)
+        why = self.reason or ("no directory was asked, or none answered" if alone else "")
         return (
-            f"{len(self)} blocks: {counts or 'none'}{why}; {self.peer_bytes:,} bytes from peers, {self.timings.total_us:,} us"
+            f"{len(self)} blocks: {counts or 'none'}{f' ({why})' if why else ''}; {self.peer_bytes:,} bytes from peers, "
+            f"{self.timings.total_us:,} us"
         )
 
     def __getitem__(self, position: int) -> LoadStatus:

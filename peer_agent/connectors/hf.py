@@ -10,8 +10,8 @@ Rules: what could make KV mean something else is in the namespace (`namespace_of
 not in memory, adapters without a name, position encodings that depend on the length of the prompt. A cache is saved only if
 every layer keeps every token (DynamicCache without a config); sliding windows, recurrent, static and quantised layers are not.
 An agent that is away, a stale or corrupt block, a passed deadline: fewer tokens are loaded, the model computes the rest.
-Text prompts, one at a time. Tried with transformers 5.19 (docs/engines/transformers.md). Does not: batch, run the model, hook
-into `generate`.
+Text prompts, one at a time: pictures have the same tokens whatever they show, and would be taken for each other.
+Tried with transformers 5.19 (docs/engines/transformers.md). Does not: batch, run the model, hook into `generate`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from kvdir.hashing import BUILTIN
 from kvdir.namespace import DTYPE_BYTES, Namespace
 from peer_agent.client.engine import Engine
 from peer_agent.client.engine import connect as connect_engine
-from peer_agent.client.results import StoreResult
+from peer_agent.client.results import LoadResult, StoreResult
 
 LAYOUT = "hf:layer,kv,head,token,channel"
 SCHEME = "kvdir:blake3"
@@ -42,6 +42,11 @@ DEADLINE_S = 5.0
 
 PIECE = 1024
 """Numbers of a tensor in each piece that its digest sees."""
+
+_NOT_COMPUTED = frozenset(
+    {"architectures", "transformers_version", "dtype", "use_cache", "return_dict", "output_attentions", "output_hidden_states"}
+)
+"""Of a configuration, beside tokens that end or pad a text: where it is from, what callers get. The type is a field itself."""
 
 _LENGTH_DEPENDENT = ("dynamic", "longrope")
 """Rotary embeddings whose angles depend on how long the whole prompt is: their keys are not those of a prefix."""
@@ -71,7 +76,7 @@ def namespace_of(
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return Namespace.create(
         model=name or type(model).__name__,
-        weights=f"{f'stated:{weights}' if weights else _weights_digest(model)}:{_dtype(model.dtype)}:{_quantisation(model)}",
+        weights=f"{f'stated:{weights}' if weights else _weights_digest(model)}:{_quantisation(model)}:{_config_digest(config)}",
         kv_dtype=_dtype(model.dtype),
         layout=LAYOUT,
         block_tokens=block_tokens,
@@ -96,12 +101,16 @@ def connect(address: str, model: Any, *, timeout_s: float = 5.0, **identity: Any
 
 
 class HfConnector:
-    """Caches of one model through one agent. device: where loaded caches go. Closes the engine with itself."""
+    """Caches of one model through one agent. device: where loaded caches go. Closes the engine with itself.
+
+    last_load: what the agent said to the newest load, in words with `str`: why it brought less than there is.
+    """
 
     def __init__(self, engine: Engine, *, device: torch.device | str = "cpu") -> None:
         namespace = engine.namespace
         group = namespace.groups[0]
         self.engine = engine
+        self.last_load: LoadResult | None = None
         self._device = device
         self._block_tokens = namespace.block_tokens
         self._dtype: torch.dtype = getattr(torch, namespace.kv_dtype)
@@ -138,9 +147,8 @@ class HfConnector:
         count = max(len(tokens) - 1, 0) // self._block_tokens
         fingerprints = self._fingerprints(tokens, count)
         blocks = torch.empty((count, *self._block), dtype=self._dtype)
-        result = self.engine.load(fingerprints, into=_bytes_of(blocks), deadline_s=deadline_s)
-        hits = min(result.recompute, default=count)
-        return self._cache(blocks[:hits]), hits * self._block_tokens
+        self.last_load = result = self.engine.load(fingerprints, into=_bytes_of(blocks), deadline_s=deadline_s)
+        return self._cache(blocks[: result.prefix_hits]), result.prefix_hits * self._block_tokens
 
     def _fingerprints(self, tokens: Sequence[int], count: int) -> Fingerprints:
         namespace = self.engine.namespace
@@ -219,6 +227,20 @@ def _quantisation(model: Any) -> str:
     return str(
         config.get("quant_method", "unnamed") if isinstance(config, dict) else getattr(config, "quant_method", "unnamed")
     )
+
+
+def _config_digest(config: Any) -> str:
+    """Of how the model computes with its weights: windows, scales, norms and whatever else its configuration says.
+
+    All of it counts, so that what a new architecture brings cannot be forgotten; only names of places and releases do not.
+    """
+    said = {
+        name: value
+        for name, value in config.to_dict().items()
+        if not name.startswith("_") and not name.endswith("_token_id") and name not in _NOT_COMPUTED
+    }
+    text = json.dumps(said, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.blake2b(text.encode(), digest_size=8, person=b"kvdir-hf-config").hexdigest()
 
 
 def _position(config: Any) -> str:

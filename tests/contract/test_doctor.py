@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from kvdir.cli.doctor import why_not_reached
 from kvdir.cli.main import main as kvdir_main
 from kvdir.errors import UnknownNamespace
 from kvdir.namespace import Namespace
@@ -144,6 +145,11 @@ async def test_the_doctor_ends_in_time_when_a_coordinator_is_not_there(nobody: s
     assert (result.exit_code, finding["subject"]) == (1, nobody)
     result, document = await kvdir_doctor("no:such:address", "--timeout-s", "0.5")
     assert found(document, "coordinator")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "host:port"])
+def test_an_address_is_a_finding_and_no_bug_when_it_is_none(address: str) -> None:
+    assert why_not_reached(address, 0.5) == "that is not host:port"
 
 
 def config_file(cluster: LocalCluster, node: str, **settings: Any) -> str:

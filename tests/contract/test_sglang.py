@@ -206,6 +206,18 @@ async def test_nothing_is_found_when_a_pool_was_never_registered(rig: Rig) -> No
     assert await asyncio.to_thread(backend.batch_set_v1, names, slots(pools["kv"], [0])) == [False, False], "too few slots"
 
 
+async def test_nothing_is_found_and_nothing_raised_when_a_policy_makes_no_sense(rig: Rig, caplog: Any) -> None:
+    """The storage threads of SGLang would end with it."""
+    pools = {"kv": FakeHostPool(), "swa": FakeHostPool(layers=2)}
+    backend = await rig.backend("a", pools)
+    names = page_keys(2)
+    assert await asyncio.to_thread(backend.batch_set_v1, names, slots(pools["kv"], [0, 1])) == [True, True]
+    groups = PoolTransfer(PoolName.SWA, keys=names, hit_policy=sglang.PoolHitPolicy.BLOCK_GROUPS)
+    found = await asyncio.to_thread(backend.batch_exists_v2, names, [groups])
+    assert (found.kv_hit_pages, found.restorable_prefix_pages) == (0, [])
+    assert "needs block_pages" in caplog.text
+
+
 async def test_pages_of_other_weights_are_never_found_when_all_else_is_equal(rig: Rig) -> None:
     pool = FakeHostPool()
     pool.fill([0, 4], seed=5)

@@ -114,7 +114,11 @@ class KvdirHiCache(HiCacheStorage):
         if self._logical and not transfers:
             kv_pages = 0
         hits = [self._pool_hits(transfer, keys[:kv_pages]) for transfer in transfers] if kv_pages else []
-        folded = usable(kv_pages, hits)
+        try:
+            folded = usable(kv_pages, hits)
+        except ValueError as error:  # of another release of SGLang: it recomputes
+            logger.error("kvdir: %s", error)
+            return PoolTransferResult(0, {}, [])
         reached = ({KV: kv_pages} if kv_pages else {}) | folded.reached
         return PoolTransferResult(folded.pages, reached, folded.restorable)
 
