@@ -82,7 +82,8 @@ def _view(findings: Iterable[Finding]) -> object:
 
 def _advice(finding: Finding) -> str:
     """Two sentences, or nothing."""
-    return " ".join(f"{text[0].upper()}{text[1:]}." for text in (finding.meaning, finding.fix) if text)
+    told = (f"{text[0].upper()}{text[1:]}" for text in (finding.meaning, finding.fix) if text)
+    return " ".join(text if text.endswith("?") else f"{text}." for text in told)
 
 
 # -- gathering -------------------------------------------------------------------------------------------------------------

@@ -221,7 +221,7 @@ def check_peers(facts: ClusterFacts) -> list[Finding]:
             )  # fmt: skip
     addresses = {view.trust.peer_address for view in nodes.values() if view.trust.peer_address}
     tried = len(addresses & facts.reached.keys())
-    return out or [in_order("peers", f"{len(addresses)} addresses, {tried} of them tried, all served")]
+    return out or [in_order("peers", f"{len(addresses)} addresses, {tried} of them tried, all reached")]
 
 
 def check_identity(facts: ClusterFacts) -> list[Finding]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, islice
 
 from kvdir.core.instance import parse
 from kvdir.diagnosis.finding import Finding, Verdict, in_order
@@ -63,10 +63,10 @@ def _strangers(model: str, by_stream: Mapping[str, Sequence[Namespace]], *, only
     groups: dict[frozenset[Namespace], list[str]] = {}
     for stream, namespaces in sorted(by_stream.items()):
         groups.setdefault(frozenset(map(alike, namespaces)), []).append(stream)
+    strangers = ((one, other) for one, other in combinations(groups, 2) if not one & other)
     return [
         _pair(model, one, groups[one], other, groups[other], only_told=only_told)
-        for one, other in combinations(groups, 2)
-        if not one & other
+        for one, other in islice(strangers, MAX_FINDINGS)
     ]
 
 

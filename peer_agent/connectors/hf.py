@@ -10,7 +10,7 @@ Rules: what could make KV mean something else is in the namespace (`namespace_of
 not in memory, adapters without a name, position encodings that depend on the length of the prompt. A cache is saved only if
 every layer keeps every token (DynamicCache without a config); sliding windows, recurrent, static and quantised layers are not.
 An agent that is away, a stale or corrupt block, a passed deadline: fewer tokens are loaded, the model computes the rest.
-Text prompts, one at a time: pictures have the same tokens whatever they show, and would be taken for each other.
+Text prompts, one at a time: pictures have the same tokens whatever they show, so a model that sees is refused unless text_only.
 Tried with transformers 5.19 (docs/engines/transformers.md). Does not: batch, run the model, hook into `generate`.
 """
 
@@ -59,6 +59,7 @@ def namespace_of(
     block_tokens: int = BLOCK_TOKENS,
     weights: str = "",
     adapter: str = "none",
+    text_only: bool = False,
     tenant_salt: str | None = None,
     scheme: str = SCHEME,
     seed: str = BUILTIN,
@@ -67,11 +68,17 @@ def namespace_of(
 
     model: a PreTrainedModel. name: for people, the same everywhere; empty: its class. weights: what says which weights these
     are, such as a revision; empty: the digest of its files, where it was loaded from a directory or the Hub's cache. adapter:
-    of a model with PEFT adapters, name and version.
+    of a model with PEFT adapters, name and version. text_only: the caller's word that no prompt of a model that takes pictures
+    or sound, too, has any.
     """
     config = model.config.get_text_config(decoder=True)
     if getattr(model, "peft_config", None) and adapter == "none":
         raise InvalidInput("the model has PEFT adapters, which change its KV: name them with adapter=, and change it with them")
+    if config is not model.config and not text_only:
+        raise InvalidInput(
+            "the model takes more than text, and pictures have the same tokens whatever they show: one would be taken for "
+            "another. Say text_only=True if no prompt has any"
+        )
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return Namespace.create(

@@ -150,7 +150,7 @@ def check_agent(facts: NodeFacts) -> list[Finding]:
     if not agent.sessions:
         out.append(
             _warning(
-                "engines", "no engine is attached", "nothing is stored or loaded here",
+                "engines", f"no engine is attached now; {agent.committed:,} blocks here", "nothing is stored or loaded here",
                 "start the engine with its connector (docs/engines); if it tried, its log says why: an unknown namespace?",
             )
         )  # fmt: skip

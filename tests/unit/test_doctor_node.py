@@ -53,7 +53,7 @@ def test_everything_is_in_order_when_the_node_is() -> None:
         (with_agent(publishing="fenced: a newer epoch"), "publishing", Verdict.FAULT, "a newer epoch"),
         (with_agent(publishing="no coordinator configured"), "publishing", Verdict.WARNING, "no coordinator"),
         (with_agent(publishing="c:7400: not connected (refused)"), "publishing", Verdict.FAULT, "refused"),
-        (with_agent(sessions=0), "engines", Verdict.WARNING, "no engine is attached"),
+        (with_agent(sessions=0), "engines", Verdict.WARNING, "no engine is attached now; 9 blocks"),
         (with_agent(committed=0), "engines", Verdict.WARNING, "not one block"),
         (with_agent(refused=(("vllm-0", "hash_seed: '0' here, '1' there"),)), "hash seed", Verdict.FAULT, "'1' there"),
         (with_agent(refused=(("vllm-0", "block_tokens: 16 here"),)), "block size", Verdict.FAULT, "16 here"),

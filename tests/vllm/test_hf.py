@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import runpy
 import time
+import types
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -275,6 +276,11 @@ def test_models_whose_kv_cannot_be_told_are_refused():
         hf.namespace_of(made)
     assert hf.namespace_of(made, adapter="sql v2").adapter == "sql v2"
     del made.peft_config
+    made.config = types.SimpleNamespace(get_text_config=lambda decoder: config, vision_config=object())
+    with pytest.raises(InvalidInput, match="text_only=True"):
+        hf.namespace_of(made)
+    assert hf.namespace_of(made, text_only=True).groups[0].layers == 1
+    made.config = config
     config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
     with pytest.raises(InvalidInput, match="depend on the length"):
         hf.namespace_of(made)
