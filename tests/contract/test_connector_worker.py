@@ -198,6 +198,15 @@ async def test_load_of_nothing_is_reported_at_once(bench: Bench):
     await asyncio.to_thread(half.close)
 
 
+async def test_saves_are_reported_and_not_done_when_their_step_has_failed(bench: Bench):
+    half, names = bench.half(), bench.names(2)
+    half.drop_saves(StepPlan(saves=(SaveJob(4, (Blocks(0, names, (1, 2)), Blocks(1, names, (1, 2)))),)))
+    _, report = await reported(half, lambda _, report: bool(report.saved))
+    assert (report.saved, report.counts) == ({4: 1}, {"unsaved_blocks": 4})
+    results, _ = await loaded(bench, names, (8, 9), groups=1)
+    assert results.bad_blocks == {8, 9}
+
+
 async def test_lists_longer_than_the_agent_takes_go_in_several_calls(directory: Path):
     settings = {"arena_bytes": 1 << 20, "max_fingerprints": 4}
     async with local_cluster(directory, "a", coordinator=False, **settings) as cluster:

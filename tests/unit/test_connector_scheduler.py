@@ -174,6 +174,19 @@ def test_second_request_computes_when_the_first_takes_too_long():
     assert bench.half.matched("b", names, tokens=200, computed=0) == 0
 
 
+def test_request_waits_no_longer_when_it_waits_for_one_load_after_another():
+    bench, names = Bench(twin_wait_s=0.5), hashes(4)
+    bench.cluster.held[0] = set(names)
+    bench.load("a", names[:2], tokens=2 * BLOCK + 1)
+    bench.load("b", names, tokens=200, computed=2 * BLOCK)
+    assert bench.half.matched("c", names, tokens=200, computed=0) is None
+    bench.clock.advance(0.4)
+    bench.end("a")
+    assert bench.half.matched("c", names, tokens=200, computed=2 * BLOCK) is None
+    bench.clock.advance(0.2)
+    assert bench.half.matched("c", names, tokens=200, computed=2 * BLOCK) == 0
+
+
 def test_second_request_computes_when_the_load_it_waited_for_has_failed():
     bench, names = Bench(), hashes(4)
     bench.cluster.held[0] = set(names)
@@ -197,6 +210,14 @@ def test_full_blocks_are_held_until_every_worker_has_saved_them():
     assert not +bench.held
     assert not bench.half.busy
     assert bench.half.held_blocks == 0
+
+
+def test_only_blocks_whose_saves_have_just_begun_are_worth_waiting_for():
+    bench = Bench()
+    bench.half.save("a", hashes(2), lambda: [[5, 6]], computed_tokens=2 * BLOCK)
+    assert list(bench.half.just_held()) == [5, 6]
+    bench.clock.advance(0.1)
+    assert not list(bench.half.just_held())
 
 
 def test_block_is_saved_once_when_several_requests_fill_it():
@@ -244,6 +265,16 @@ def test_recomputed_blocks_are_saved_when_the_load_failed():
     bench.load("a", names, tokens=4 * BLOCK)
     bench.end("a", failed=True)
     assert bench.half.save("a", names, lambda: [[1, 2, 3, 4]], computed_tokens=4 * BLOCK).groups[0].block_ids == (1, 2, 3, 4)
+
+
+def test_blocks_are_saved_by_the_next_request_when_the_load_failed_after_its_own_was_aborted():
+    bench, names = Bench(), hashes(4)
+    bench.cluster.held[0] = set(names[:3])
+    bench.load("a", names, tokens=4 * BLOCK)
+    bench.half.finished("a")
+    bench.end("a", failed=True)
+    assert bench.half.save("b", names, lambda: [[1, 2, 3, 4]], computed_tokens=4 * BLOCK).groups[0].block_ids == (1, 2, 3, 4)
+    assert not bench.half._failing
 
 
 @pytest.mark.parametrize(("options", "loads", "saves"), [({"loads": False}, False, True), ({"saves": False}, True, False)])

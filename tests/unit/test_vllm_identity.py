@@ -33,6 +33,10 @@ class MLAAttentionSpec(FullAttentionSpec):
     pass
 
 
+class RSWASpec(FullAttentionSpec):
+    pass
+
+
 @dataclass
 class SlidingWindowSpec(AttentionSpec):
     sliding_window: int = 128
@@ -104,6 +108,11 @@ def test_equal_configurations_share_wherever_the_model_lies():
 )
 def test_engines_do_not_share_when_anything_differs_that_changes_bytes_or_names(other: Callable[[], Namespace]):
     assert other().digest != namespace().digest
+
+
+def test_attention_whose_bytes_depend_on_more_than_the_prefix_is_refused():
+    with pytest.raises(InvalidInput, match="depends on where its prompt ended"):
+        namespace(spec=RSWASpec())
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,17 @@ def tiny_gemma3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_gemma3(tmp_path_factory.mktemp("gemma3"))
 
 
+@pytest.fixture(scope="session")
+def connector_llama(tiny_llama: Path, shared_memory: Path) -> Iterator[World]:
+    """As `world`, of a Llama by way of KvdirConnector, for the files of its tests that follow each other."""
+    from tests.vllm.connectors import connector
+    from tests.vllm.world import World
+
+    made = World.start(shared_memory / "connector-llama", tiny_llama, connector)
+    yield made
+    made.close()
+
+
 @pytest.fixture(scope="module", params=["llama", "gemma3"])
 def world(request: pytest.FixtureRequest, shared_memory: Path) -> Iterator[World]:
     """An owner whose agent has the blocks of eight prompts from a real engine, and the right answers. By way of the tier."""

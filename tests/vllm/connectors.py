@@ -8,8 +8,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from peer_agent.connectors.vllm.connector_scheduler import Figures
 from tests.vllm.engines import Engine
 from tests.vllm.nodes import wait_for
+from tests.vllm.world import READER, assert_same
 
 if TYPE_CHECKING:
     from peer_agent.connectors.vllm.connector_worker import WorkerHalf
@@ -43,11 +45,36 @@ def forget(engine: Engine) -> None:
     engine.forget()
 
 
+def fresh_reader(world: World, *more: str) -> Engine:
+    """The world's one reader, with empty caches and counters, on a node whose agent was started anew and holds nothing."""
+    world.nodes.start_agent(READER, *more)
+    if world.engine is None:
+        world.engine = Engine(world.model, connector=connector(world.nodes.engine(READER)))
+    engine = world.engine
+    forget(engine)
+    sessions = [*engine.connector._engines, *(group.engine for group in worker_half()._groups)]
+    wait_for(lambda: all(session.attached for session in sessions), "sessions with the new agent")
+    wait_for(lambda: sees_owner(world, engine), "the reader's node sees what the owner has")
+    wait_for(
+        lambda: engine.connector.half._paused_until_s < time.monotonic(), "the end of the pause after a load without answer"
+    )
+    engine.connector.totals.clear()
+    engine.connector.half.figures = Figures()
+    return engine
+
+
+def sees_owner(world: World, engine: Engine) -> bool:
+    """Whether the scheduler's own lookups name somebody for all that the owner has."""
+    directory = engine.connector._engines[0].directory
+    return all(directory.lookup_here(space.digest, blocks).hits >= len(blocks) for space, blocks, _ in world.copies)
+
+
 def reader_of(world: World, *more: str, model: Path | None = None, **options: Any) -> Engine:
-    """An engine on a new node that holds nothing, once its replica is there; the readers before it are gone.
+    """An engine of its own on a new node that holds nothing, once its replica is there; the readers before it are gone.
 
     options: of the engine, and `settings` of kvdir.
     """
+    world.close_engine()
     while world.readers:
         world.nodes.children.pop(world.readers.pop()).end()
     node = f"reader-{next(_numbers)}"
@@ -58,6 +85,13 @@ def reader_of(world: World, *more: str, model: Path | None = None, **options: An
     directory = engine.connector._engines[0].directory
     wait_for(lambda: directory.replica.usable, f"the replica of {node}")
     return engine
+
+
+def hit_again(world: World, engine: Engine) -> int:
+    """Tokens loaded since the start, once prompt 2 was answered with empty caches."""
+    assert_same(engine.generate(world.prompts[2]), [world.right[2]])
+    forget(engine)
+    return engine.connector.half.figures.hit_tokens
 
 
 def worker_half() -> WorkerHalf:

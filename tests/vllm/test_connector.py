@@ -10,20 +10,26 @@ from pathlib import Path
 
 import pytest
 
-from tests.vllm.connectors import connector, forget, reader_of, settle
+from tests.vllm.connectors import connector, forget, fresh_reader, settle
 from tests.vllm.world import World, assert_same, shareable
 
 
-@pytest.fixture(scope="module", params=["llama", "gemma3"])
-def world(request: pytest.FixtureRequest, shared_memory: Path) -> Iterator[World]:
-    model = request.getfixturevalue(f"tiny_{request.param}")
-    made = World.start(shared_memory / f"connector-{request.param}", model, connector)
+@pytest.fixture(scope="module")
+def gemma3(tiny_gemma3: Path, shared_memory: Path) -> Iterator[World]:
+    made = World.start(shared_memory / "connector-gemma3", tiny_gemma3, connector)
     yield made
     made.close()
 
 
+@pytest.fixture(scope="module", params=["gemma3", "connector_llama"])
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    made: World = request.getfixturevalue(request.param)
+    yield made
+    made.close_engine()
+
+
 def test_answers_are_the_same_and_blocks_are_loaded_when_another_node_has_them(world: World):
-    engine = reader_of(world)
+    engine = fresh_reader(world)
     answers = []
     for prompt in world.prompts:
         answers += engine.generate(prompt)
@@ -34,13 +40,11 @@ def test_answers_are_the_same_and_blocks_are_loaded_when_another_node_has_them(w
     assert sum(answer.cached for answer in answers) == half.figures.hit_tokens, "vLLM counts what was loaded, and nothing else"
     assert totals["failed_blocks"] == 0
     assert totals["peer_bytes"] > 0
-    engine.close()
 
 
 def test_answers_are_the_same_when_all_prompts_come_at_once(world: World):
-    engine = reader_of(world)
+    engine = fresh_reader(world)
     assert_same(engine.generate(*world.prompts), world.right)
     settle(engine)
     assert engine.connector.half.held_blocks == 0
     assert engine.scheduler.kv_cache_manager.block_pool.get_num_free_blocks() == engine.scheduler.kv_cache_config.num_blocks - 1
-    engine.close()

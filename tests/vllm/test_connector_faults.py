@@ -1,4 +1,7 @@
-"""What may go wrong beside an engine with KvdirConnector: answers stay right, at most a second late, and nothing leaks."""
+"""What may go wrong beside an engine with KvdirConnector: answers stay right, at most a second late, and nothing leaks.
+
+One engine for all of it, each time with empty caches and a new agent. Engines of other settings: test_connector_engines.py.
+"""
 
 from __future__ import annotations
 
@@ -16,38 +19,36 @@ import pytest
 import peer_agent
 from kvdir.errors import UnknownNamespace
 from kvdir.fingerprint import Fingerprints
-from tests.vllm.connectors import connector, forget, reader_of, settle, worker_half
-from tests.vllm.engines import Engine
+from tests.vllm.connectors import forget, fresh_reader, hit_again, settle, worker_half
+from tests.vllm.engines import BLOCK_TOKENS, Engine
 from tests.vllm.nodes import wait_for
-from tests.vllm.world import OWNER, World, assert_same
+from tests.vllm.world import OWNER, READER, World, assert_same
 
 ADDED_MOST_S = 1.0
 
 
 @pytest.fixture(scope="module")
-def world(tiny_llama: Path, shared_memory: Path) -> Iterator[World]:
-    made = World.start(shared_memory / "connector-faults", tiny_llama, connector)
-    yield made
-    made.close()
+def world(connector_llama: World) -> Iterator[World]:
+    yield connector_llama
+    connector_llama.close_engine()
 
 
 @pytest.fixture
 def restored(world: World) -> Iterator[None]:
-    """Name it before `reader`: once that engine is closed, the owner is filled again, for the tests that follow."""
+    """The owner has its blocks again for the tests that follow."""
     yield
-    world.fill_owner()
+    world.refill_owner()
 
 
 @pytest.fixture
 def reader(world: World) -> Iterator[Engine]:
-    """An engine with a node of its own. Afterwards nothing is held by saves, and every block is free again."""
-    engine = reader_of(world)
+    """With empty caches and an empty node. Afterwards nothing is held by saves, and every block is free again."""
+    engine = fresh_reader(world)
     yield engine
-    world.nodes.children[world.readers[-1]].go_on()
+    world.nodes.children[READER].go_on()
     settle(engine)
     pool = engine.scheduler.kv_cache_manager.block_pool
     assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1, "blocks were not given back"
-    engine.close()
 
 
 def recompute_s(world: World, engine: Engine, number: int) -> float:
@@ -89,7 +90,7 @@ def test_answer_is_right_and_soon_when_the_owner_forgot_everything(world: World,
 
 
 def test_answers_are_right_and_soon_when_our_agent_is_stopped(world: World, reader: Engine):
-    agent = world.nodes.children[world.readers[-1]]
+    agent = world.nodes.children[READER]
     agent.stop()
     try:
         for number in (0, 3, 7):
@@ -101,29 +102,21 @@ def test_answers_are_right_and_soon_when_our_agent_is_stopped(world: World, read
     wait_for(lambda: hit_again(world, reader) > hits, "loads, now that it goes on")
 
 
-def hit_again(world: World, engine: Engine) -> int:
-    assert_same(engine.generate(world.prompts[2]), [world.right[2]])
-    forget(engine)
-    return engine.connector.half.figures.hit_tokens
-
-
-def test_answers_are_right_and_soon_when_the_coordinator_is_down(world: World, restored: None, reader: Engine):
+def test_answers_are_right_and_soon_when_the_coordinator_is_down(world: World, reader: Engine):
     world.nodes.children["coordinator"].kill()
     for number in (0, 6):
         assert_soon(world, reader, number)
     assert reader.connector.half.figures.hit_tokens > 0, "the replica still knows"
-    world.nodes.start_coordinator()
+    world.start_coordinator()
 
 
-def test_answers_are_right_when_blocks_are_changed_on_the_wire(world: World):
-    world.fill_owner("--transports", "tcp")
-    engine = reader_of(world, "--transports", "tcp")
+def test_answers_are_right_when_blocks_are_changed_on_the_wire(world: World, restored: None):
+    world.refill_owner("--transports", "tcp")
+    engine = fresh_reader(world, "--transports", "tcp")
     assert flipped_payloads(world, engine) > 0
     assert_soon(world, engine, 5)
     assert engine.connector.totals["corrupt_blocks"] > 0, (engine.connector.totals, engine.connector.half.figures)
     assert engine.connector.totals["loaded_blocks"] == 0
-    engine.close()
-    world.fill_owner()
 
 
 def flipped_payloads(world: World, engine: Engine) -> int:
@@ -160,7 +153,7 @@ def block_hashes(engine: Engine, prompt: list[int]) -> list[bytes]:
     return [bytes(name) for name in seen[0].block_hashes]
 
 
-def test_output_changes_when_one_loaded_block_is_zeroed(world: World, reader: Engine):
+def test_output_changes_when_one_loaded_block_is_zeroed(world: World, reader: Engine, monkeypatch: pytest.MonkeyPatch):
     half = worker_half()
     arriving = half._arriving
 
@@ -170,7 +163,7 @@ def test_output_changes_when_one_loaded_block_is_zeroed(world: World, reader: En
             ctypes.memset(segment.address + blocks.block_ids[0] * segment.stride_bytes, 0, segment.size_bytes)
         return bad
 
-    half._arriving = zeroing
+    monkeypatch.setattr(half, "_arriving", zeroing)
     (answer,) = reader.generate(world.prompts[1])
     assert answer.cached > 0
     assert answer.tokens != world.right[1].tokens, "the comparison would not see wrong blocks"
@@ -193,19 +186,10 @@ def test_idle_engine_takes_no_processor(world: World, reader: Engine):
     assert time.process_time() - used_s <= 0.03 * (time.monotonic() - began_s)
 
 
-def test_answers_are_right_when_there_is_hardly_room(world: World):
-    engine = reader_of(world, cache_bytes=3 << 20, max_num_batched_tokens=128)
-    for _ in range(2):
-        assert_same(engine.generate(*world.prompts), world.right)
-        forget(engine)
-    assert engine.connector.half.figures.hit_tokens > 0
-    engine.close()
-
-
 def test_blocks_come_back_when_a_request_is_aborted_while_it_loads(world: World, reader: Engine):
     from vllm import SamplingParams
 
-    agent = world.nodes.children[world.readers[-1]]
+    agent = world.nodes.children[READER]
     agent.stop()
     core = reader.llm.llm_engine
     core.add_request("gone", {"prompt_token_ids": world.prompts[4]}, SamplingParams(max_tokens=4, detokenize=False))
@@ -222,31 +206,6 @@ def steps(engine: Engine) -> Any:
     return engine.connector.half._loading or engine.connector.half.held_blocks
 
 
-def test_engine_shares_later_when_its_agent_comes_later(world: World):
-    engine = Engine(world.model, connector=connector(world.nodes.engine("late")))
-    assert_same(engine.generate(world.prompts[0]), [world.right[0]])
-    assert engine.connector.half.figures.hit_tokens == 0
-    world.nodes.start_agent("late")
-    wait_for(lambda: engine.connector._engines[0].attached, "a session")
-    forget(engine)
-    wait_for(lambda: hit_again(world, engine) > 0, "loads, now that there is an agent")
-    engine.close()
-
-
-def test_nothing_is_shared_when_the_same_name_has_other_weights(world: World, tmp_path: Path):
-    from tests.vllm.models import make_llama
-
-    other = make_llama(tmp_path, seed=5)
-    alone = Engine(other)
-    right = alone.generate(world.prompts[0])
-    alone.close()
-    engine = reader_of(world, model=other)
-    assert_same(engine.generate(world.prompts[0]), right)
-    assert right[0].tokens != world.right[0].tokens
-    assert engine.connector.half.figures.hit_tokens == 0
-    engine.close()
-
-
 def test_difference_is_told_in_words_when_the_agent_serves_other_blocks(world: World, reader: Engine):
     namespace = reader.connector._groups[0].namespaces[0]
     other = replace(namespace, block_tokens=64, groups=(replace(namespace.groups[0], block_tokens=64),))
@@ -260,12 +219,35 @@ def test_difference_is_told_in_words_when_the_agent_serves_other_blocks(world: W
         session.attach(timeout_s=5)
 
 
-def test_sharing_ends_when_the_external_cache_is_reset_and_nothing_else_was_said(world: World):
-    engine = reader_of(world, settings={"share_after_reset": False})
-    settle(engine)
-    assert engine.llm.reset_prefix_cache(reset_connector=True)
-    assert_same(engine.generate(world.prompts[0]), [world.right[0]])
-    settle(engine)
-    assert engine.connector.half.figures.hit_tokens == 0
-    assert engine.connector.totals["saved_blocks"] == 0
-    engine.close()
+def test_sharing_ends_when_the_external_cache_is_reset_and_nothing_else_was_said(
+    world: World, reader: Engine, monkeypatch: pytest.MonkeyPatch
+):
+    connector = reader.connector
+    monkeypatch.setattr(connector, "_settings", replace(connector._settings, share_after_reset=False))
+    monkeypatch.setattr(connector.half, "_stopped", False)  # and so it is again afterwards
+    assert reader.llm.reset_prefix_cache(reset_connector=True)
+    assert_same(reader.generate(world.prompts[0]), [world.right[0]])
+    settle(reader)
+    assert connector.half.figures.hit_tokens == 0
+    assert connector.totals["saved_blocks"] == 0
+
+
+def test_only_requests_with_a_salt_are_shared_when_one_is_required(
+    world: World, reader: Engine, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(reader.connector._scheduler, "_require_salt", True)
+    half, totals = reader.connector.half, reader.connector.totals
+
+    def saved_and_loaded(salt: str | None) -> tuple[int, int]:
+        forget(reader)
+        before = totals["saved_blocks"], half.figures.hit_tokens
+        assert_same(reader.generate(world.prompts[0], salt=salt), [world.right[0]])
+        settle(reader)
+        return totals["saved_blocks"] - before[0], half.figures.hit_tokens - before[1]
+
+    blocks = len(world.prompts[0]) // BLOCK_TOKENS
+    assert saved_and_loaded(None) == (0, 0)
+    assert saved_and_loaded("ours") == (blocks, 0)
+    world.wait_known(READER)
+    wait_for(lambda: saved_and_loaded("ours")[1] == blocks * BLOCK_TOKENS, "what was saved under the same salt")
+    assert saved_and_loaded("theirs") == (blocks, 0)

@@ -63,6 +63,19 @@ def test_state_space_layers_are_refused_and_the_tier_is_named():
     assert "KvdirTier" in fault
 
 
+def test_attention_that_only_looks_like_a_known_one_is_refused():
+    import torch
+    from vllm.v1.kv_cache_interface import KVCacheGroupSpec, RSWASpec
+
+    from peer_agent.connectors.vllm.v0_32_pages import connector_faults
+
+    vllm_config, cache = configuration()
+    spec = RSWASpec(block_size=32, num_kv_heads=2, head_size=8, dtype=torch.float32, rswa_window=64)
+    cache.kv_cache_groups.append(KVCacheGroupSpec(["layer.2"], spec))
+    (fault,) = connector_faults(vllm_config, cache)
+    assert "group 1 is RSWASpec" in fault
+
+
 def test_pages_of_every_layer_are_segments_when_blocks_lie_together():
     import torch
 

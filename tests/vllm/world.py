@@ -87,8 +87,7 @@ class World:
         engine = Engine(self.model, connector=self.way(self.nodes.engine(OWNER)))
         assert_same(engine.one_by_one(self.prompts), self.right)
         self.wait_known(OWNER)
-        if self.way is tier:
-            self.copies = [self._copy(namespace) for namespace in engine.connector._tier.namespaces.values()]
+        self.copies = [self._copy(namespace) for namespace in namespaces_of(engine)]
         engine.close()
 
     def _copy(self, namespace: Namespace) -> tuple[Namespace, Fingerprints, Any]:
@@ -131,9 +130,14 @@ class World:
         finally:
             reader.agent.end()
 
-    def close(self) -> None:
+    def close_engine(self) -> None:
+        """Before another one is made: there is one at a time."""
         if self.engine is not None:
             self.engine.close()
+            self.engine = None
+
+    def close(self) -> None:
+        self.close_engine()
         self.nodes.close()
 
 
@@ -170,6 +174,14 @@ class Reader:
                 if asker.directory.lookup_here(namespace.digest, blocks).hits < len(blocks):
                     return False
         return True
+
+
+def namespaces_of(engine: Engine) -> list[Namespace]:
+    """What an engine with the tier, or with our own connector, stores blocks in."""
+    connector = engine.connector
+    if hasattr(connector, "_tier"):
+        return list(connector._tier.namespaces.values())
+    return [namespace for group in connector._groups for namespace in group.namespaces]
 
 
 def fingerprints(prompts: list[Prompt]) -> Fingerprints:

@@ -7,7 +7,7 @@ Rules:
   computes that one to have something to sample from.
 - A request whose load failed once is offered nothing more: it recomputes, and cannot go round in circles.
 - Of requests with the same prefix one loads; the others wait for it and then find the blocks in the engine's own prefix cache.
-  What the load did not bring, or not in time, they compute: nobody waits for two loads.
+  What the load did not bring, or not in time, they compute. Whoever waits for several, one after another, waits no longer.
 - Blocks that are being saved are held (a reference in the engine's block pool), so neither preemption nor a sliding window nor
   the end of the request lets them be overwritten meanwhile; at most `held_most` at once, beyond that blocks go unsaved.
 - Nothing grows without bound: what is known of a request ends with it, offers are remembered for two short periods.
@@ -17,7 +17,7 @@ Does not: know vLLM's classes, which are the shim's, or move bytes, which the wo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -70,7 +70,8 @@ class _Offer:
 @dataclass(slots=True)
 class _Known:
     """A request as this half knows it. saved: blocks of each group that were offered for saving or need not be. waits_for: the
-    request that loads what this one lacks, waits_until_s: and how long. failed: it computes whatever it still lacks.
+    request that loads what this one lacks. waits_until_s: how long it waits for others, one after another. failed: it computes
+    whatever it still lacks.
     """
 
     saved: list[int]
@@ -102,8 +103,8 @@ class Figures:
 
 @dataclass(slots=True)
 class Options:
-    """loads, saves: the engine's role. workers: how many report each job. held_most: blocks. twin_wait_s: for another
-    request's load of the same blocks.
+    """loads, saves: the engine's role. workers: how many report each job. held_most: blocks. twin_wait_s: for other
+    requests' loads of the same blocks.
     """
 
     loads: bool = True
@@ -137,6 +138,7 @@ class SchedulerHalf:
         self._requests: dict[str, _Known] = {}
         self._loading: dict[str, LoadJob] = {}
         self._loaders: dict[bytes, str] = {}
+        self._failing: set[str] = set()
         self._starting: list[LoadJob] = []
         self._held: dict[int, _Held] = {}
         self._held_blocks = 0
@@ -235,6 +237,8 @@ class SchedulerHalf:
     def ended(self, report: StepReport | None, *, loaded: Sequence[str]) -> None:
         """What the workers say: `loaded` are requests whose load has ended in all of them, well or not."""
         for request_id in report.failed if report is not None else ():
+            if request_id in self._loading:
+                self._failing.add(request_id)
             if request_id in self._requests:
                 self._requests[request_id] = _Known([0] * len(self._groups), failed=True)
             for known in self._requests.values():
@@ -264,11 +268,10 @@ class SchedulerHalf:
         """Whether the engine should go on stepping, only to hear of saves and give their blocks back."""
         return bool(self._held)
 
-    @property
-    def frees_soon(self) -> bool:
-        """Whether waiting for saves is better than preempting a request: only while they have just begun."""
-        now_s = self._clock_s()
-        return any(now_s - held.since_s < FREES_SOON_S for held in self._held.values())
+    def just_held(self) -> Iterator[int]:
+        """Blocks whose saves have just begun: better to wait for those that nobody else needs than to preempt a request."""
+        since_s = self._clock_s() - FREES_SOON_S
+        return (block_id for held in self._held.values() if held.since_s > since_s for block_id in held.block_ids)
 
     @property
     def held_blocks(self) -> int:
@@ -289,8 +292,9 @@ class SchedulerHalf:
             for name in group.names(hashes, first, first + 1):
                 if (loader := self._loaders.get(name)) is None:
                     continue
-                if loader != known.waits_for:
-                    known.waits_for, known.waits_until_s = loader, now_s + self._options.twin_wait_s
+                if not known.waits_for:
+                    known.waits_until_s = now_s + self._options.twin_wait_s
+                known.waits_for = loader
                 known.failed |= now_s >= known.waits_until_s
                 return not known.failed
         known.waits_for = ""
@@ -349,8 +353,8 @@ class SchedulerHalf:
         self._release(held.block_ids)
 
     def _end_load(self, job: LoadJob) -> None:
-        now_s, known = self._clock_s(), self._requests.get(job.request_id)
-        failed = known is not None and known.failed
+        now_s, failed = self._clock_s(), job.request_id in self._failing
+        self._failing.discard(job.request_id)
         self.figures.recomputed += failed
         for blocks in job.groups:
             for name in blocks.fingerprints:

@@ -99,6 +99,12 @@ class WorkerHalf:
             self._begin()
             self._saves.submit(self._save, job, ready, until_s)
 
+    def drop_saves(self, plan: StepPlan) -> None:
+        """Of a step that failed: its pages hold anything. The jobs have ended, and nothing was saved."""
+        blocks = sum(len(group) for job in plan.saves for group in job.groups)
+        with self._lock:
+            self._report.add(StepReport(Counter(job.number for job in plan.saves), counts=Counter(unsaved_blocks=blocks)))
+
     def await_news(self) -> None:
         """Returns as soon as there is something to report; at once when nothing is under way, and after NEWS_S at most."""
         with self._lock:

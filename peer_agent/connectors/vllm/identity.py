@@ -208,6 +208,11 @@ def _state(spec: Any, layers: int) -> StateGroup:
         return _state(next(iter(spec.kv_cache_specs.values())), layers)
     if "MambaSpec" in kinds:
         return StateGroup(kind=StateKind.RECURRENT, layers=layers, state_bytes=int(spec.page_size_bytes) * layers)
+    if "RSWASpec" in kinds:
+        raise InvalidInput(
+            "attention with a reference window (R-SWA): the KV of an answer's tokens depends on where its prompt ended, which "
+            "block hashes do not say, so it is not shared"
+        )
     if not {"AttentionSpec", "FullAttentionSpec"} & kinds:
         raise InvalidInput(f"KV cache of kind {type(spec).__name__}: kvdir does not know it, so it is not shared")
     made = StateGroup(kind=StateKind.FULL, layers=layers, kv_heads=int(spec.num_kv_heads), head_dim=int(spec.head_size))

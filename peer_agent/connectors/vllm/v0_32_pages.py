@@ -16,11 +16,11 @@ from vllm.config import VllmConfig
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import hash_block_tokens, init_none_hash
 from vllm.v1.kv_cache_interface import (
-    ChunkedLocalAttentionSpec,
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupRole,
     KVCacheSpec,
+    MLAAttentionSpec,
     SlidingWindowSpec,
     UniformTypeKVCacheSpecs,
 )
@@ -35,6 +35,9 @@ from peer_agent.memory.host_device import HostDevice, HostEvent
 
 LAYOUT = "LBHNC"
 FORM = f"vllm-pages-{LAYOUT}"
+
+KNOWN_SPECS = (FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec)
+"""Exactly these: what is derived from them may hold something else (R-SWA, attention sinks, hidden states)."""
 
 USE_TIER = "use vLLM's own offloading with KvdirTier instead (docs/engines/vllm.md)"
 
@@ -127,8 +130,7 @@ def ready_event(device: Any) -> Event:
 def _group_fault(spec: KVCacheSpec) -> str:
     if isinstance(spec, UniformTypeKVCacheSpecs):
         return next((fault for each in spec.kv_cache_specs.values() if (fault := _group_fault(each))), "")
-    known = isinstance(spec, FullAttentionSpec | SlidingWindowSpec) and not isinstance(spec, ChunkedLocalAttentionSpec)
-    if not known or not spec.prefix_cacheable or spec.prefix_replay_tokens:
+    if type(spec) not in KNOWN_SPECS or not spec.prefix_cacheable or spec.prefix_replay_tokens:
         return type(spec).__name__
     return "attention in which a token sees later ones" if getattr(spec, "non_causal", False) else ""
 
