@@ -30,6 +30,7 @@ class FindingKind(enum.StrEnum):
     SALT = "salt_missing"
     RANK = "rank"
     FENCED = "fenced"
+    FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,11 @@ from kvdir.client.engine_options import EngineOptions
 from kvdir.client.engine_sources import EngineSource, switch_on
 from kvdir.engines import DecodedBatch, Door, Reason, Stored, told_scheme
 
+_OF_A_LIFE = (
+    FindingKind.LOST, FindingKind.REJECTED, FindingKind.PROBE, FindingKind.BLOCK_SIZE, FindingKind.ADAPTER, FindingKind.SALT,
+    FindingKind.RANK, FindingKind.FENCED,
+)  # fmt: skip
+
 
 class Judge:
     """Of one stream. expected: block size by model, of what else is served on this node. mismatch: of this life, in words."""
@@ -29,8 +34,8 @@ class Judge:
         self.begin()
 
     def begin(self) -> None:
-        """A new life, which may hash otherwise."""
-        self._findings.gone(FindingKind.LOST, FindingKind.PROBE, FindingKind.FENCED)
+        """A new life, which may be set up otherwise: nothing is known of what it says."""
+        self._findings.gone(*_OF_A_LIFE)
         self.door = Door(self._fits)
         self.mismatch = ""
 

@@ -112,8 +112,9 @@ def conflict(one: EngineOptions, other: EngineOptions) -> str:
             )
         if one.rank == other.rank:
             return f"{where}: rank {one.rank} of {one.name!r} is given twice"
-    if one.endpoint == other.endpoint:
-        return f"{where}: {other.name!r} listens to this endpoint already, so every block would be counted twice"
+    both = _endpoints(one.endpoint, one.ranks) & _endpoints(other.endpoint, other.ranks)
+    if both:
+        return f"{where}: {other.name!r} listens to {min(both)} already, so every block would be counted twice"
     return ""
 
 
@@ -155,6 +156,8 @@ def _faults(engine: EngineOptions) -> list[str]:
             out.append("with http:// the engine itself says endpoint, replay and ranks: leave out bind:, replay= and ranks=")
     else:
         out += [f"{what}: {words}" for what, words in _endpoint_faults(engine)]
+        if not out and (both := _endpoints(engine.endpoint, engine.ranks) & _endpoints(engine.replay, engine.ranks)):
+            out.append(f"{min(both)} would be for events and for a replay: endpoint and replay= need {engine.ranks} ports each")
         if not engine.model:
             out.append("model= is required: events do not say whose blocks they are about")
     if engine.ranks > 1 and engine.rank is not None:
@@ -173,13 +176,17 @@ def _endpoint_faults(engine: EngineOptions) -> Iterable[tuple[str, str]]:
                 yield what, f"{endpoint}: several ranks need tcp, since each has a port of its own"
             continue
         match = _TCP.fullmatch(endpoint)
-        if match is None or not 0 < int(match["port"]) < 65_536:
+        if match is None or not 0 < int(match["port"]) <= 65_536 - engine.ranks:
             forms = "tcp://HOST:PORT, ipc://PATH" + (
                 ", bind: and one of these, or http://HOST:PORT" if what == "endpoint" else ""
             )
             yield what, f"{endpoint!r} is none of {forms}"
         elif match["host"] == "*":
             yield what, f"{endpoint}: '*' is where the engine listens: write its address, or 127.0.0.1 on this host"
+
+
+def _endpoints(first: str, ranks: int) -> set[str]:
+    return {at_rank(first, rank) for rank in range(ranks)}
 
 
 def at_rank(endpoint: str, rank: int) -> str:

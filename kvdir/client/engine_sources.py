@@ -10,6 +10,8 @@ set. Blocking: call it off the event loop. Source: vllm/entrypoints/serve/instru
 from __future__ import annotations
 
 import json
+import re
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -22,6 +24,9 @@ from kvdir.errors import RemoteProtocolError, Unavailable, Unsupported
 
 ASK_S = 2.0
 MAX_BYTES = 4 << 20
+MAX_SOURCES = 1024
+_RANK = re.compile(r"0|[1-9][0-9]{0,3}", re.ASCII)
+_CHUNK_BYTES = 64 << 10
 _VLLM = '"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"'
 _SGLANG = '"publisher": "zmq", "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"'
 
@@ -62,19 +67,26 @@ def discover(engine: EngineOptions, *, timeout_s: float = ASK_S) -> tuple[Engine
     said = _get(f"{base}/kv_event_sources", timeout_s)
     if not isinstance(said, dict):
         raise RemoteProtocolError(f"{base}/kv_event_sources: not an object: is this vLLM's server?")
+    if len(said) > MAX_SOURCES:
+        raise RemoteProtocolError(f"{base}/kv_event_sources: {len(said)} ranks, at most {MAX_SOURCES} are followed")
     if not said:
         raise Unsupported(f"{base}: this engine publishes no events: {switch_on('vllm')}")
     model = engine.model or _model(base, timeout_s)
     sources = [_source(base, key, value, model, alone=len(said) == 1) for key, value in said.items()]
     if engine.rank is not None:
         sources = [source for source in sources if (source.rank or 0) == engine.rank]
+        if not sources:
+            raise Unsupported(
+                f"{base}: this engine has no rank {engine.rank}, but {', '.join(sorted(said))[:80]}: correct rank="
+            )
     if len({source.endpoint for source in sources}) != len(sources):
         raise RemoteProtocolError(f"{base}: two ranks of this engine have one endpoint, so one of them cannot be heard")
     return tuple(sorted(sources, key=lambda source: source.rank or 0))
 
 
 def _source(base: str, key: str, value: Any, model: str, *, alone: bool) -> EngineSource:
-    if not isinstance(value, Mapping) or not key.isdigit() or not isinstance(value.get("endpoint"), str):
+    well = isinstance(value, Mapping) and _RANK.fullmatch(key) and isinstance(value.get("endpoint"), str)
+    if not well or not isinstance(value.get("replay_endpoint") or "", str):
         raise RemoteProtocolError(f"{base}/kv_event_sources: rank {key!r} is not described as vLLM does it")
     if value.get("publisher") != "zmq" or value.get("enable_kv_cache_events") is False:
         raise Unsupported(f"{base}: rank {key} publishes no events over ZMQ: {switch_on('vllm')}")
@@ -111,9 +123,10 @@ def _model(base: str, timeout_s: float) -> str:
 
 
 def _get(url: str, timeout_s: float) -> Any:
+    end_s = time.monotonic() + timeout_s
     try:
         with urllib.request.urlopen(url, timeout=timeout_s) as answer:
-            return json.loads(answer.read(MAX_BYTES))
+            return json.loads(_read(answer, end_s))
     except urllib.error.HTTPError as error:
         if error.code == 404:
             raise Unsupported(
@@ -124,3 +137,13 @@ def _get(url: str, timeout_s: float) -> Any:
         raise Unavailable(f"{url}: nobody answers: {getattr(error, 'reason', error)}") from error
     except (ValueError, RecursionError) as error:
         raise RemoteProtocolError(f"{url}: the answer is not JSON: is this vLLM's server?") from error
+
+
+def _read(answer: Any, end_s: float) -> bytes:
+    """The body, as far as it may go; a server that drips costs no more than one that says nothing."""
+    body = b""
+    while len(body) < MAX_BYTES and (chunk := answer.read1(_CHUNK_BYTES)):
+        body += chunk
+        if time.monotonic() > end_s:
+            raise TimeoutError("no whole answer in time")
+    return body

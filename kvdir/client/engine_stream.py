@@ -113,7 +113,6 @@ class EngineStream:
         self._started = False
         self._down_s: float | None = time.monotonic()
         self._up_s = 0.0
-        self._left = False
         self.judge = Judge(engine, source, self.findings, expected=expected)
         self._begin_cursor()
         self._new_life()
@@ -150,7 +149,7 @@ class EngineStream:
         return "; ".join(said) or (self.life.doubt.words if self.life.doubt.lasts else "following")
 
     async def run(self) -> None:
-        """Until cancelled, or after `leave`. Raises nothing but bugs."""
+        """Until cancelled. However it ends, it says goodbye, so that its blocks vanish at once. Raises nothing but bugs."""
         self.life.start()
         try:
             await self._open()
@@ -162,13 +161,7 @@ class EngineStream:
                 task.cancel()
             await asyncio.gather(*self._helpers.values(), return_exceptions=True)
             await self._socket.close()
-            if not self._left:
-                await self.life.publishers.abandon()
-
-    async def leave(self) -> None:
-        """Says goodbye for it, so that its blocks vanish at once. Cancel `run` behind it."""
-        self._left = True
-        await self.life.publishers.leave(timeout_s=GOODBYE_S)
+            await self.life.publishers.leave(timeout_s=GOODBYE_S)
 
     # -- helpers, which only fill the inbox ------------------------------------------------------------------------------
 
@@ -337,9 +330,9 @@ class EngineStream:
         words = self._why_not()
         if words or not begins_only:
             self.life.set_doubt(words)
-        if self._down_s is None and self.cursor.lost_batches and self.cursor.doubt:
-            self.findings.found(FindingKind.LOST, self.cursor.doubt, now_s=time.monotonic())
-        elif not words:
+        if self.cursor.lost_batches and self.cursor.lost:
+            self.findings.found(FindingKind.LOST, self.cursor.lost, now_s=time.monotonic())
+        else:
             self.findings.gone(FindingKind.LOST)
 
 

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from kvdir.client.engine_findings import Finding, FindingKind, Findings
 from kvdir.client.engine_life import Publishing
@@ -63,13 +64,14 @@ class EngineFigures:
 
 @dataclass(slots=True, eq=False)
 class _Engine:
-    """One that was added. streams: with the task that runs each."""
+    """One that was added. streams: with the task that runs each. stopping: these tasks were cancelled."""
 
     options: EngineOptions
     findings: Findings
     task: asyncio.Task[None] | None = None
     sources: tuple[EngineSource, ...] = ()
     streams: list[tuple[EngineStream, asyncio.Task[None]]] = field(default_factory=list)
+    stopping: bool = False
 
 
 def _nothing_expected() -> Mapping[str, int]:
@@ -91,6 +93,7 @@ class EngineStreams:
         expected: Callable[[], Mapping[str, int]] = _nothing_expected,
         gone_s: float = GONE_S,
         probe_s: float = PROBE_S,
+        look_again_s: float = LOOK_AGAIN_S,
         max_engines: int = MAX_ENGINES,
     ) -> None:
         self._node = node
@@ -98,6 +101,7 @@ class EngineStreams:
         self._expected = expected
         self._gone_s = gone_s
         self._probe_s = probe_s
+        self._look_again_s = look_again_s
         self._max_engines = max_engines
         self._engines: dict[tuple[str, int | None], _Engine] = {}
 
@@ -127,7 +131,7 @@ class EngineStreams:
             self._follow(engine, written(options))
             return
         engine.task = asyncio.create_task(self._look_for(engine), name=f"engine-{options.name}")
-        engine.task.add_done_callback(_ended)
+        engine.task.add_done_callback(partial(_ended, findings))
 
     async def remove(self, name: str, rank: int | None = None) -> bool:
         """Its blocks vanish at once, for everybody. False: it is not followed."""
@@ -174,9 +178,9 @@ class EngineStreams:
             if not engine.streams or not all(stream.connected for stream, _ in engine.streams):
                 found = await self._ask(engine)
                 if found is not None and found != engine.sources:
-                    await _stop(engine, goodbye=False)
+                    await _stop(engine)
                     self._follow(engine, found)
-            await asyncio.sleep(LOOK_AGAIN_S if engine.streams else ASK_AGAIN_S)
+            await asyncio.sleep(self._look_again_s if engine.streams else ASK_AGAIN_S)
 
     async def _ask(self, engine: _Engine) -> tuple[EngineSource, ...] | None:
         try:
@@ -200,7 +204,7 @@ class EngineStreams:
                 probe_s=self._probe_s,
             )
             task = asyncio.create_task(stream.run(), name=f"engine-{stream.name}")
-            task.add_done_callback(_ended)
+            task.add_done_callback(partial(_ended, stream.findings))
             engine.streams.append((stream, task))
             say(log, logging.INFO, "follows an engine", stream=stream.name, endpoint=source.endpoint, model=source.model)
 
@@ -209,22 +213,28 @@ async def _end(engine: _Engine) -> None:
     if engine.task is not None:
         engine.task.cancel()
         await asyncio.wait({engine.task})
-    await _stop(engine, goodbye=True)
+    await _stop(engine)
 
 
-async def _stop(engine: _Engine, *, goodbye: bool) -> None:
-    streams, engine.streams = engine.streams, []
-    if goodbye:
-        await asyncio.gather(*(stream.leave() for stream, _ in streams))
-    for _, task in streams:
-        task.cancel()
-    if streams:
-        await asyncio.wait({task for _, task in streams})
+async def _stop(engine: _Engine) -> None:
+    """Cancelled while it waits, it may be called again: each task is cancelled once, so that it says goodbye undisturbed."""
+    if not engine.stopping:
+        engine.stopping = True
+        for _, task in engine.streams:
+            task.cancel()
+    if engine.streams:
+        await asyncio.wait({task for _, task in engine.streams})
+    engine.streams, engine.stopping = [], False
 
 
-def _ended(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and task.exception() is not None:
-        log.error("an engine stream failed", exc_info=task.exception())
+def _ended(findings: Findings, task: asyncio.Task[None]) -> None:
+    error = None if task.cancelled() else task.exception()
+    if error is not None:
+        log.error("an engine stream failed", exc_info=error)
+        words = (
+            f"is followed no more, by a fault of ours ({type(error).__name__}: {error}): restart this process, and report it"
+        )
+        findings.found(FindingKind.FAILED, words, now_s=time.monotonic())
 
 
 def _figures(stream: EngineStream, now_s: float) -> EngineFigures:

@@ -114,6 +114,11 @@ class EngineCursor:
         return ""
 
     @property
+    def lost(self) -> str:
+        """What of this life is lost for good, in words, until the engine clears its cache; empty: nothing."""
+        return self._lost
+
+    @property
     def held_batches(self) -> int:
         """Live ones that wait for what is missing before them."""
         return len(self._held)

@@ -149,6 +149,13 @@ class FakeEngine:
         router.close(0)
 
 
+def described(engine: FakeEngine) -> dict[str, Any]:
+    """What its HTTP server would say of it."""
+    endpoints = {"endpoint": engine.endpoint, "replay_endpoint": engine.replay_endpoint}
+    wild = {name: endpoint.replace("127.0.0.1", "*") for name, endpoint in endpoints.items()}
+    return {"enable_kv_cache_events": True, "publisher": "zmq", "topic": ""} | wild
+
+
 @contextlib.contextmanager
 def server_that_says(sources: dict[str, Any], model: str) -> Iterator[str]:
     """The engine's HTTP server, as far as discovery asks it: where its events are, which models. Its URL."""

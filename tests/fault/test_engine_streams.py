@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import socket
 import time
@@ -10,12 +11,14 @@ from dataclasses import replace
 
 import pytest
 
+from kvdir.client import engine_stream
 from kvdir.client.discovery import Discovery
+from kvdir.client.engine_findings import FindingKind
 from kvdir.client.engine_life import Publishing
 from kvdir.client.engine_options import parse_engine
 from kvdir.client.engine_streams import EngineStreams
 from kvdir.location import StreamState
-from kvdir.testing.fake_engine import CLEARED, FakeEngine, removed, stored
+from kvdir.testing.fake_engine import CLEARED, FakeEngine, described, removed, server_that_says, stored
 from kvdir.testing.served import FAST_CONFIG, Served, serving
 from kvdir.testing.wait import eventually
 
@@ -38,8 +41,8 @@ def streams_of(coordinators: Discovery, engine: FakeEngine, *more: str) -> Engin
     return streams
 
 
-def seen(served: Served) -> tuple[StreamState | None, int]:
-    node = served.coordinator.directory.nodes.get(STREAM)
+def seen(served: Served, name: str = STREAM) -> tuple[StreamState | None, int]:
+    node = served.coordinator.directory.nodes.get(name)
     if node is None or node.stream is None:
         return None, 0
     return node.stream.state, sum(holder.blocks for holder in node.stream.holders.values())
@@ -203,3 +206,72 @@ async def test_new_agent_takes_the_stream_over_and_the_old_one_says_so(engine: F
             engine.publish(stored(range(10, 20)))
             await equal(served, engine)
             await new.close()
+
+
+async def test_engine_that_restarts_while_it_is_removed_leaves_nothing_behind(engine: FakeEngine):
+    """The coordinator accepts and says nothing, so that a goodbye takes its time."""
+    with socket.create_server(("127.0.0.1", 0)) as silent, Discovery(f"127.0.0.1:{silent.getsockname()[1]}") as coordinators:
+        streams = streams_of(coordinators, engine)
+        engine.publish(stored(range(10)))
+        await eventually(lambda: streams.figures()[0].blocks == 10)
+        before = asyncio.all_tasks()
+        closing = asyncio.create_task(streams.close())
+        for _ in range(3):
+            engine.kill()
+            engine.start()
+            for _ in range(5):
+                engine.publish(stored([1], parent=7))
+                await asyncio.sleep(0.02)
+        await closing
+        left = [task for task in asyncio.all_tasks() - {asyncio.current_task()} if not task.done()]
+        assert not left, f"{left}, of {before}"
+
+
+async def test_ranks_are_followed_where_they_are_now_when_the_engine_comes_back_with_fewer(engine: FakeEngine):
+    other = FakeEngine(rank=1)
+    sources = {str(rank): described(each) for rank, each in enumerate((engine, other))}
+    with server_that_says(sources, "m") as url:
+        async with serving() as served:
+            with Discovery(served.address) as coordinators:
+                streams = EngineStreams("n1", Publishing(coordinators=coordinators), look_again_s=0.2)
+                streams.add(parse_engine(f"vllm={url},hash=opaque"))
+                other.publish(stored(range(5)))
+                await eventually(lambda: seen(served, f"{STREAM}@1") == (StreamState.SYNCED, 5))
+                del sources["1"]
+                other.close()
+                engine.publish(stored(range(3)))
+                await equal(served, engine)  # as the only one it is no rank
+                assert [item.stream for item in streams.figures()] == [STREAM]
+                assert [seen(served, f"{STREAM}@{rank}")[0] for rank in (0, 1)] == [StreamState.FENCED] * 2
+                await streams.close()
+
+
+async def test_finding_ends_with_the_life_that_it_is_about(engine: FakeEngine):
+    async with serving() as served:
+        with Discovery(served.address) as coordinators:
+            streams = streams_of(coordinators, engine)
+            engine.publish(stored([1], lora_id=3))
+            await eventually(lambda: [finding.kind for finding in streams.findings()] == [FindingKind.ADAPTER])
+            engine.kill()
+            engine.start()
+            engine.publish(stored([1, 2]))
+            await equal(served, engine)
+            await eventually(lambda: not streams.findings())
+            await streams.close()
+
+
+async def test_stream_that_fails_says_so_and_vouches_for_nothing(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch):
+    def fails(*_: object, **__: object) -> None:
+        raise RuntimeError("a fault of ours")
+
+    async with serving() as served:
+        with Discovery(served.address) as coordinators:
+            streams = streams_of(coordinators, engine)
+            engine.publish(stored(range(10)))
+            await equal(served, engine)
+            monkeypatch.setattr(engine_stream, "decode", fails)
+            engine.publish(stored([77]))
+            await eventually(lambda: [finding.kind for finding in streams.findings()] == [FindingKind.FAILED])
+            assert "restart this process" in streams.in_words()
+            await eventually(lambda: seen(served)[0] is StreamState.FENCED)  # with a goodbye: nothing stays as a hint
+            await streams.close()

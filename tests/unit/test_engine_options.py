@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kvdir.client import engine_sources
@@ -32,6 +34,9 @@ def test_ranks_have_the_ports_that_follow():
         ("vllm=tcp://h:1,model=m,model=n", "model is given twice"),
         ("vllm=tcp://h:1", "model= is required"),
         ("vllm=tcp://h:99999,model=m", "is none of tcp://HOST:PORT"),
+        ("vllm=tcp://h:65535,model=m,ranks=2", "is none of tcp://HOST:PORT"),
+        ("vllm=tcp://h:5557,replay=tcp://h:5558,model=m,ranks=2", "tcp://h:5558 would be for events and for a replay"),
+        ("vllm=tcp://h:1,model=m,ranks=3,vllm=tcp://h:3,model=m", "'vllm-0' listens to tcp://h:3 already"),
         ("vllm=tcp://*:5557,model=m", "write its address"),
         ("vllm=ipc:///x,model=m,ranks=2", "several ranks need tcp"),
         ("vllm=tcp://h:1,model=m,ranks=2,rank=1", "give one of them"),
@@ -41,7 +46,7 @@ def test_ranks_have_the_ports_that_follow():
         ("vllm=tcp://h:1,model=m,salted=maybe", "must be required or any"),
         ("vllm=http://h:1,replay=tcp://h:2", "the engine itself says"),
         ("sglang=http://h:1,model=m", "no server that says where its events are"),
-        ("vllm=tcp://h:1,model=m,vllm=tcp://h:1,model=m,name=b", "listens to this endpoint already"),
+        ("vllm=tcp://h:1,model=m,vllm=tcp://h:1,model=m,name=b", "listens to tcp://h:1 already"),
         ("vllm=tcp://h:1,model=m,name=a,vllm=tcp://h:2,model=m,name=a", "another engine is called 'a'"),
         ("vllm", "is not KEY=VALUE"),
     ],
@@ -85,6 +90,10 @@ def test_endpoint_is_taken_as_it_is_reached_from_here(monkeypatch: pytest.Monkey
         ({"0": _rank("tcp://*:1", publisher="null")}, Unsupported, "no events over ZMQ"),
         ({"0": 7}, RemoteProtocolError, "not described as vLLM does it"),
         ([], RemoteProtocolError, "is this vLLM's server"),
+        ({"\N{SUPERSCRIPT TWO}": _rank("tcp://*:1")}, RemoteProtocolError, "not described as vLLM does it"),
+        ({"9" * 5000: _rank("tcp://*:1")}, RemoteProtocolError, "not described as vLLM does it"),
+        ({"0": _rank("tcp://*:1", replay_endpoint=7)}, RemoteProtocolError, "not described as vLLM does it"),
+        ({str(rank): _rank(f"tcp://*:{rank}") for rank in range(2000)}, RemoteProtocolError, "2000 ranks, at most 1024"),
         ({"0": _rank("tcp://*:1"), "1": _rank("tcp://*:1")}, RemoteProtocolError, "two ranks of this engine have one endpoint"),
     ],
 )
@@ -94,6 +103,29 @@ def test_answer_that_is_of_no_use_says_why(
     _answers(monkeypatch, sources)
     with pytest.raises(error, match=words):
         discover(ENGINE)
+
+
+def test_rank_that_the_engine_has_not_is_refused(monkeypatch: pytest.MonkeyPatch):
+    _answers(monkeypatch, {"0": _rank("tcp://*:1"), "1": _rank("tcp://*:2")})
+    assert [source.rank for source in discover(replace(ENGINE, rank=1))] == [1]
+    with pytest.raises(Unsupported, match="has no rank 3, but 0, 1"):
+        discover(replace(ENGINE, rank=3))
+
+
+def test_server_that_drips_costs_no_more_than_one_that_says_nothing(monkeypatch: pytest.MonkeyPatch):
+    class Dripping:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_: object):
+            pass
+
+        def read1(self, _: int) -> bytes:
+            return b" "
+
+    monkeypatch.setattr(engine_sources.urllib.request, "urlopen", lambda url, timeout: Dripping())
+    with pytest.raises(Unavailable, match="no whole answer in time"):
+        discover(ENGINE, timeout_s=0.05)
 
 
 def test_nobody_at_the_server_is_unavailable():
