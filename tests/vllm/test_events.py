@@ -61,6 +61,7 @@ async def following(served: Served, text: str) -> AsyncIterator[EngineStreams]:
     with Discovery(served.address) as coordinators:
         streams = EngineStreams("n1", Publishing(coordinators=coordinators), probe_s=0.5)
         streams.add(parse_engine(text))
+        await eventually(lambda: streams.figures()[0].connected)
         yield streams
         await streams.close()
 
@@ -114,72 +115,110 @@ async def equals(served: Served, engine: Engine) -> None:
         assert not held or index.lookup(packed, 8, scope=holder.namespace.scope).hits == len(held)
 
 
-@pytest.mark.parametrize(("model", "blocks"), [("llama", 40), ("gemma3", 120)])
-async def test_directory_equals_the_block_pool_with_duplicates_and_evictions(
-    model: str, blocks: int, request: pytest.FixtureRequest
-) -> None:
-    ports = Ports()
-    engine = ports.engine(request.getfixturevalue(f"tiny_{model}"), num_gpu_blocks_override=blocks)
+class Living:
+    """One engine after another at the same addresses. Shared by tests, because a start takes seconds: each begins with what
+    the ones before have left, and none relies on it.
+    """
+
+    def __init__(self, model: Path, blocks: int, *, ring: int) -> None:
+        self.ports = Ports()
+        self._model = model
+        self._blocks = blocks
+        self._ring = ring
+        self.engine = self._start()
+
+    def _start(self) -> Engine:
+        return self.ports.engine(self._model, buffer_steps=self._ring, num_gpu_blocks_override=self._blocks)
+
+    def begin_anew(self, *, ring: int) -> None:
+        self.engine.close()
+        self._ring = ring
+        self.engine = self._start()
+
+    def reach_back(self, ring: int) -> None:
+        """Its replay knows so many batches from now on."""
+        if ring != self._ring:
+            self.begin_anew(ring=ring)
+
+    async def generate(self, *prompts: list[int], forget: bool = False) -> None:
+        """forget: the engine empties itself before."""
+        if forget:
+            await asyncio.to_thread(self.engine.forget)
+        for prompt in prompts:
+            await asyncio.to_thread(self.engine.generate, prompt)
+
+
+@pytest.fixture(scope="module")
+def living(tiny_llama: Path) -> Iterator[Living]:
+    made = Living(tiny_llama, 40, ring=3)
+    yield made
+    made.engine.close()
+
+
+async def follows(living: Living) -> None:
+    """Through duplicates, evictions, and a clearing."""
+    living.reach_back(10_000)
     prompts = shared_prompts()
-    async with serving() as served, following(served, ports.option()) as streams:
-        for prompt in (*prompts, prompts[0][:64], prompts[0][:64], *prompts[::-1]):  # of whole blocks again: copies
-            await asyncio.to_thread(engine.generate, prompt)
-        await equals(served, engine)
+    async with serving() as served, following(served, living.ports.option()) as streams:
+        await living.generate(*prompts, prompts[0][:64], prompts[0][:64], *prompts[::-1])  # of whole blocks again: copies
+        await equals(served, living.engine)
         assert not streams.findings()
-        await asyncio.to_thread(engine.forget)
-        await asyncio.to_thread(engine.generate, prompts[1])  # an idle engine does not say that it was emptied
-        await equals(served, engine)
-    engine.close()
+        await living.generate(prompts[1], forget=True)  # an idle engine does not say that it was emptied
+        await equals(served, living.engine)
 
 
-async def test_old_entries_are_gone_at_once_when_the_engine_restarts(tiny_llama: Path) -> None:
-    ports, prompts = Ports(), shared_prompts()
-    engine = ports.engine(tiny_llama)
-    async with serving() as served, following(served, ports.option()) as streams:
-        for prompt in prompts[:4]:
-            await asyncio.to_thread(engine.generate, prompt)
-        await equals(served, engine)
+async def test_directory_equals_the_block_pool_of_a_hybrid_model_with_duplicates_and_evictions(tiny_gemma3: Path) -> None:
+    living = Living(tiny_gemma3, 120, ring=10_000)
+    await follows(living)
+    living.engine.close()
+
+
+async def test_whoever_comes_late_says_so_when_the_ring_does_not_reach_back(living: Living) -> None:
+    prompts = shared_prompts()
+    living.reach_back(3)
+    await living.generate(*prompts)
+    async with serving() as served, following(served, living.ports.option()):
+        await eventually(lambda: "reaches back to" in directory_of(served)[1])
+        await living.generate(prompts[2], forget=True)
+        await equals(served, living.engine)  # it has cleared since, so nothing of what was missed matters
+
+
+async def test_old_entries_are_gone_at_once_when_the_engine_restarts(living: Living) -> None:
+    prompts = shared_prompts()
+    async with serving() as served, following(served, living.ports.option()) as streams:
+        await living.generate(*prompts[:4], forget=True)
+        await equals(served, living.engine)
         (before,) = streams.figures()
-        engine.close()
-        engine = ports.engine(tiny_llama)
-        await asyncio.to_thread(engine.generate, prompts[5])
-        await equals(served, engine)
+        living.begin_anew(ring=10_000)
+        await living.generate(prompts[5])
+        await equals(served, living.engine)
         (after,) = streams.figures()
         assert before.epoch != after.epoch
         assert after.blocks < before.blocks
-    engine.close()
 
 
-@pytest.mark.parametrize("buffer_steps", [10_000, 3])
-async def test_whoever_comes_late_knows_all_or_says_so(tiny_llama: Path, buffer_steps: int) -> None:
-    ports, prompts = Ports(), shared_prompts()
-    engine = ports.engine(tiny_llama, buffer_steps=buffer_steps)
-    for prompt in prompts:
-        engine.generate(prompt)
-    async with serving() as served:
-        async with following(served, ports.option()):
-            await eventually(lambda: (stream := _stream(served)) is not None and bool(stream.holders))
-            if buffer_steps > 100:
-                await equals(served, engine)
-            else:
-                await eventually(lambda: "reaches back to" in directory_of(served)[1])
-        await asyncio.to_thread(engine.generate, prompts[3])  # while nobody listens
-        async with following(served, ports.option()):
-            await asyncio.to_thread(engine.forget)
-            await asyncio.to_thread(engine.generate, prompts[2])
-            await equals(served, engine)  # it has cleared since, so nothing of what was missed matters
-    engine.close()
+async def test_directory_equals_the_block_pool_with_duplicates_and_evictions(living: Living) -> None:
+    await follows(living)
 
 
-async def test_wrong_seed_is_explained_when_the_first_block_comes(tiny_llama: Path) -> None:
-    ports = Ports()
-    engine = ports.engine(tiny_llama)
-    async with serving() as served, following(served, ports.option("seed=7")) as streams:
-        await asyncio.to_thread(engine.generate, shared_prompts()[0])
+async def test_wrong_seed_is_explained_when_the_first_block_comes(living: Living) -> None:
+    async with serving() as served, following(served, living.ports.option("seed=7")) as streams:
+        await living.generate(shared_prompts()[0], forget=True)
         await eventually(lambda: [finding.kind for finding in streams.findings()] == [FindingKind.PROBE])
         assert 'hash_seed = "builtin"' in streams.in_words()
         await eventually(lambda: directory_of(served)[0] is StreamState.GAP)
-    engine.close()
+
+
+async def test_whoever_comes_late_knows_all_when_the_ring_reaches_back(living: Living) -> None:
+    prompts = shared_prompts()
+    living.reach_back(10_000)
+    await living.generate(*prompts)
+    async with serving() as served:
+        async with following(served, living.ports.option()):
+            await equals(served, living.engine)
+        await living.generate(prompts[3])  # while nobody listens
+        async with following(served, living.ports.option()):
+            await equals(served, living.engine)
 
 
 class _Real:
