@@ -43,6 +43,41 @@ def zmq_module() -> Any:
     return zmq
 
 
+class Peers:
+    """Which connections speak ZMTP, by what a monitor tells: their descriptors when they open and close, none when they shake
+    hands. Whoever only looks whether the port is open closes a connection, too. Two that open at once may be taken for each
+    other, until HANDSHAKE_IVL ends the one that does not speak.
+    """
+
+    def __init__(self) -> None:
+        self._new: set[int] = set()
+        self._known: set[int] = set()
+        self._shaken = 0
+
+    @property
+    def any(self) -> bool:
+        return bool(self._known) or self._shaken > 0
+
+    def opened(self, descriptor: int) -> None:
+        self._new.add(descriptor)
+
+    def shook(self) -> None:
+        """One of the new ones, whichever."""
+        self._shaken += 1
+        self._settle()
+
+    def closed(self, descriptor: int) -> None:
+        self._new.discard(descriptor)
+        self._known.discard(descriptor)
+        self._settle()
+
+    def _settle(self) -> None:
+        if self._shaken >= len(self._new):
+            self._known |= self._new
+            self._new.clear()
+            self._shaken = 0
+
+
 class EngineSocket:
     """One subscription. Open it on the event loop; `close` it there. connected: somebody is at the other end who speaks ZMTP.
 
@@ -74,7 +109,8 @@ class EngineSocket:
         ):  # fmt: skip
             sub.setsockopt(option, int(value))
         sub.setsockopt(zmq.SUBSCRIBE, source.topic.encode())
-        monitor = self._monitor = sub.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        opened, shaken, closed = zmq.EVENT_CONNECTED | zmq.EVENT_ACCEPTED, zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_DISCONNECTED
+        monitor = self._monitor = sub.get_monitor_socket(opened | shaken | closed)
         self._watching = asyncio.create_task(self._watch(monitor), name=f"engine-monitor-{source.endpoint}")
         try:
             (sub.bind if source.bind else sub.connect)(source.endpoint)
@@ -156,14 +192,16 @@ class EngineSocket:
 
     async def _watch(self, monitor: Any) -> None:
         """Follows the connections of the subscription; one that connects has one, one that binds any number."""
-        zmq, peers = self._zmq, 0
+        zmq, peers = self._zmq, Peers()
         with contextlib.suppress(zmq.ZMQError):
             while True:
-                event = (await zmq.utils.monitor.recv_monitor_message(monitor))["event"]
-                if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                    peers += 1
+                message = await zmq.utils.monitor.recv_monitor_message(monitor)
+                if message["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                    peers.shook()
                     self.connects += 1
-                elif event == zmq.EVENT_DISCONNECTED:
-                    peers = max(0, peers - 1)
-                self.connected = peers > 0
+                elif message["event"] == zmq.EVENT_DISCONNECTED:
+                    peers.closed(message["value"])
+                elif message["event"] in (zmq.EVENT_CONNECTED, zmq.EVENT_ACCEPTED):
+                    peers.opened(message["value"])
+                self.connected = peers.any
                 self._changed.set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -241,6 +242,16 @@ async def test_engine_that_connects_to_us_is_followed_when_we_bind() -> None:
         assert figures(streams).connected
         connecting.publish(stored(range(10)))
         await equal(served, connecting)
+        for _ in range(3):  # whoever looks whether the port is open is no engine that goes
+            with socket.create_connection(("127.0.0.1", int(free.rpartition(":")[2]))) as probe:
+                probe.shutdown(socket.SHUT_WR)
+                while probe.recv(1000):
+                    pass
+        connecting.publish(stored(range(10, 20)))
+        await equal(served, connecting)
+        assert figures(streams).connected
+        connecting.kill()
+        await eventually(lambda: not figures(streams).connected)
     connecting.close()
 
 
