@@ -18,6 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 from kvdir.errors import ConfigError, InvalidInput, KvdirError, NoSpace, UnknownNamespace
+from kvdir.fingerprint import Fingerprints
 from kvdir.namespace import Namespace
 from kvdir.testing.wait import eventually
 from peer_agent.cli.main import main as agent_main
@@ -57,11 +58,20 @@ async def attached(agent: Agent, namespace: Namespace) -> aio.Engine:
     return await aio.connect(agent.ready.engine, namespace=namespace, engine="test")
 
 
+async def found_at_b(pair: LocalCluster, namespace: Namespace, fingerprints: Fingerprints) -> None:
+    """b's replica, which it asks first, knows where all of them are."""
+    replica = pair.agents["b"].replica
+    assert replica is not None
+    count = len(fingerprints)
+    await eventually(lambda: replica.reader.lookup(namespace.digest, fingerprints).hits == count, what="b's replica knows")
+
+
 async def test_blocks_are_stored_published_and_read_by_peers_when_engines_bring_the_namespace(pair: LocalCluster) -> None:
     writer, reader = await pair.engine("a"), await pair.engine("b")
     fingerprints = pair.blocks.chain(20)
     assert (await writer.store(fingerprints, pair.blocks.data(fingerprints))).stored == 20
     await pair.wait_known("a")
+    await found_at_b(pair, pair.namespace, fingerprints)
     into = pair.blocks.room(fingerprints)
     result = await reader.load(fingerprints, into=into)
     assert result.count(LoadStatus.HIT_PEER) == 20
@@ -139,7 +149,7 @@ async def test_peers_that_read_all_the_while_read_right_bytes_when_classes_are_a
     writer, reader = await pair.engine("a"), await pair.engine("b")
     mine = pair.blocks.chain(20)
     await writer.store(mine, pair.blocks.data(mine))
-    await pair.wait_known("a")
+    await found_at_b(pair, pair.namespace, mine)
     added = asyncio.Event()
 
     async def keep_reading() -> int:
@@ -158,7 +168,7 @@ async def test_peers_that_read_all_the_while_read_right_bytes_when_classes_are_a
     theirs = Blocks(other).chain(8)
     async with await attached(pair.agents["b"], other) as later, await attached(pair.agents["a"], other) as second:
         await second.store(theirs, Blocks(other).data(theirs))
-        await pair.wait_known("a")
+        await found_at_b(pair, other, theirs)
         into = Blocks(other).room(theirs)
         result = await later.load(theirs, into=into)
         assert result.count(LoadStatus.HIT_PEER) == 8
@@ -190,16 +200,13 @@ async def test_replica_follows_a_namespace_when_an_engine_brings_it(pair: LocalC
     writer, _ = await pair.engine("a"), await pair.engine("b")
     fingerprints = pair.blocks.chain(6)
     await writer.store(fingerprints, pair.blocks.data(fingerprints))
-    replica = pair.agents["b"].replica
-    assert replica is not None
-    digest = pair.namespace.digest
-    await eventually(lambda: replica.reader.lookup(digest, fingerprints).hits == 6, what="b's replica knows a's blocks")
+    await found_at_b(pair, pair.namespace, fingerprints)
     other = sample_namespace(model="second")
     async with await attached(pair.agents["a"], other) as second, await attached(pair.agents["b"], other):
         theirs = Blocks(other).chain(3)
         await second.store(theirs, Blocks(other).data(theirs))
-        await eventually(lambda: replica.reader.lookup(other.digest, theirs).hits == 3, what="and those of the second one")
-        assert replica.reader.lookup(digest, fingerprints).hits == 6
+        await found_at_b(pair, other, theirs)
+        await found_at_b(pair, pair.namespace, fingerprints)
 
 
 async def test_engine_brings_its_namespace_again_when_the_agent_restarted(pair: LocalCluster) -> None:
