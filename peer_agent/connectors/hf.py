@@ -110,7 +110,7 @@ def connect(address: str, model: Any, *, timeout_s: float = 5.0, **identity: Any
 class HfConnector:
     """Caches of one model through one agent. device: where loaded caches go. Closes the engine with itself.
 
-    last_load: what the agent said to the newest load, in words with `str`: why it brought less than there is.
+    last_load: what the agent said to the newest load, with its `explanation`: why it brought less than there is.
     """
 
     def __init__(self, engine: Engine, *, device: torch.device | str = "cpu") -> None:
@@ -154,7 +154,8 @@ class HfConnector:
         count = max(len(tokens) - 1, 0) // self._block_tokens
         fingerprints = self._fingerprints(tokens, count)
         blocks = torch.empty((count, *self._block), dtype=self._dtype)
-        self.last_load = result = self.engine.load(fingerprints, into=_bytes_of(blocks), deadline_s=deadline_s)
+        result = self.engine.load(fingerprints, into=_bytes_of(blocks), deadline_s=deadline_s, explain=True)
+        self.last_load = result
         return self._cache(blocks[: result.prefix_hits]), result.prefix_hits * self._block_tokens
 
     def _fingerprints(self, tokens: Sequence[int], count: int) -> Fingerprints:

@@ -293,6 +293,21 @@ def test_the_backend_is_refused_in_words_when_the_extra_config_is_wrong(extra: d
         KvdirHiCache(storage_config(extra), {})
 
 
+def test_models_are_told_apart_when_their_weights_or_their_configurations_differ(tmp_path: Path) -> None:
+    def weights() -> str:
+        return read_settings({"agent": "unix:/nowhere", "model_path": str(tmp_path)}).weights
+
+    (tmp_path / "model.bin").write_bytes(bytes(8192))
+    said = [weights()]
+    for config in ('{"rope_theta": 1e4}', '{"rope_theta": 1e6}'):
+        (tmp_path / "config.json").write_text(config)
+        said.append(weights())
+        assert weights() == said[-1]
+    (tmp_path / "model.bin").write_bytes(bytes(8191) + b"x")
+    said.append(weights())
+    assert len(set(said)) == 4
+
+
 def test_registering_is_refused_when_the_host_pool_hides_the_element_type() -> None:
     backend = KvdirHiCache(storage_config({"attach_timeout_s": 0}), {})
     with pytest.raises(ConfigError, match="kv_dtype: the host pool keeps uint8"):

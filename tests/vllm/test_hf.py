@@ -68,7 +68,7 @@ def load_all(connector: Any, prompt: list[int]) -> Any:
         assert tokens == cache.get_seq_length()
         if tokens == (len(prompt) - 1) // BLOCK_TOKENS * BLOCK_TOKENS:
             return cache
-        said.append(f"{tokens} of {len(prompt)} tokens: {connector.last_load}")
+        said.append(f"{tokens} of {len(prompt)} tokens: {connector.last_load}, {connector.last_load.explanation}")
         assert time.monotonic() < until_s, "\n".join(said)
 
 

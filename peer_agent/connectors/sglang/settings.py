@@ -7,8 +7,10 @@ blocks of other weights. Does not: know pools.
 from __future__ import annotations
 
 import difflib
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 from kvdir.errors import ConfigError, InvalidInput
@@ -23,13 +25,16 @@ SGLANG_KEYS = frozenset(
 )  # fmt: skip
 """Of SGLang 0.5.23; most are taken out before a backend sees them."""
 
+CONFIG = "config.json"
+
 _TIMES = ("deadline_s", "exists_deadline_s", "attach_timeout_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """agent: where engines of this host attach. weights: revision or digest of the weights; two models of one name differ here.
-    model_path: directory or file of the weights, whose digest is taken where `weights` says nothing.
+    model_path: directory or file of the weights, whose digest is taken where `weights` says nothing, with that of the model's
+    configuration beside them: other scales or windows over the same weights give other KV.
     kv_dtype: effective element type where the host pool hides it (fp8 is kept as uint8). position, adapter: as in a namespace.
     deadline_s: longest a batch of pages may take to store or load. exists_deadline_s: to say what is there.
     attach_timeout_s: longest the start of the engine waits for the agent; it starts without one, too, and sees misses.
@@ -77,9 +82,17 @@ def read_settings(extra: Mapping[str, Any] | None) -> Settings:
     if settings.weights:
         return settings
     try:
-        return replace(settings, weights=weights_digest(settings.model_path))
+        return replace(settings, weights=_digest(Path(settings.model_path)))
     except (InvalidInput, OSError) as error:
         raise ConfigError([f"HiCache extra config: model_path: {error}"]) from error
+
+
+def _digest(model_path: Path) -> str:
+    """Of weights and configuration. Raises as `weights_digest`."""
+    weights, config = weights_digest(model_path), model_path / CONFIG
+    if not config.is_file():
+        return weights
+    return f"{weights}:{hashlib.blake2b(config.read_bytes(), digest_size=8, person=b'kvdir-config').hexdigest()}"
 
 
 _AGENT = "the address under `engines attach at` of `peer-agent serve`, such as unix:/dev/shm/kvdir-node1.sock"
