@@ -14,7 +14,7 @@ from kvdir.fingerprint import Fingerprints
 from kvdir.testing.wait import wait_until
 from peer_agent.client.buffers import BlockRows
 from peer_agent.client.results import LoadResult, StoreResult
-from peer_agent.connectors.vllm.tier_transfers import Ended, Job, Transfers
+from peer_agent.connectors.vllm.tier_transfers import STORE_THREADS, Ended, Job, Transfers
 from peer_agent.core.effects import BlockState, LoadStatus
 
 ROW_BYTES = 64
@@ -155,6 +155,20 @@ def test_nobody_else_waits_when_the_agent_did_not_answer(rig: Rig):
     refused = rig.submit(keys(2))
     assert [ended.job for ended in rig.transfers.finished()] == [refused]
     assert rig.sessions[0].calls == [2]
+
+
+def test_load_waits_for_no_store_and_stores_that_waited_end_when_the_agent_did_not_answer(rig: Rig):
+    rig.sessions[0].gate.clear()
+    stores = [rig.submit(keys(1, first=number), is_load=False) for number in range(20)]
+    wait_until(lambda: len(rig.sessions[0].calls) == STORE_THREADS, "as many stores wait for the agent as may")
+    load = rig.submit(keys(1, group=1))
+    assert rig.ended()[0].job == load
+    rig.sessions[1].reason = "no answer"
+    rig.submit(keys(1, group=1))
+    assert not rig.ended()[0].complete
+    rig.sessions[0].gate.set()
+    assert {ended.job.number for ended in rig.ended(20)} == {store.number for store in stores}
+    assert len(rig.sessions[0].calls) == STORE_THREADS
 
 
 def test_refused_load_has_brought_nothing(rig: Rig):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -48,11 +49,18 @@ class MambaSpec:
     page_size_bytes: int = 1000
 
 
-def config(**changes: Any) -> Any:
+def hf_config(**changes: Any) -> Any:
+    """As transformers has it."""
+    values = {"rms_norm_eps": 1e-5, "_name_or_path": "/models/m", "text_config": {"transformers_version": "5"}} | changes
+    return SimpleNamespace(to_dict=lambda: values)
+
+
+def config(*, draft: Any = None, **changes: Any) -> Any:
     """As of one engine; names of changes are `model_x`, `cache_x`, `load_x`."""
     model = {
         "model": "/models/m", "served_model_name": "m", "dtype": "torch.bfloat16", "quantization": None, "revision": None,
-        "seed": 0, "hf_text_config": SimpleNamespace(rope_parameters={"rope_theta": 10000.0}),
+        "seed": 0, "hf_config": hf_config(), "max_model_len": 4096,
+        "hf_text_config": SimpleNamespace(rope_parameters={"rope_theta": 10000.0}),
     }  # fmt: skip
     cache = {"cache_dtype": "auto", "prefix_caching_hash_algo": "sha256_cbor"}
     load = {"load_format": "dummy"}
@@ -61,7 +69,10 @@ def config(**changes: Any) -> Any:
         part, _, field = name.partition("_")
         parts[part][field] = value
     return SimpleNamespace(
-        model_config=SimpleNamespace(**model), cache_config=SimpleNamespace(**cache), load_config=SimpleNamespace(**load)
+        model_config=SimpleNamespace(**model),
+        cache_config=SimpleNamespace(**cache),
+        load_config=SimpleNamespace(**load),
+        speculative_config=draft and SimpleNamespace(draft_model_config=SimpleNamespace(**(model | draft))),
     )
 
 
@@ -83,7 +94,26 @@ def namespace(
 
 
 def test_equal_configurations_share_wherever_the_model_lies():
-    assert namespace() == namespace({"model_model": "/elsewhere/m"})
+    elsewhere = hf_config(_name_or_path="/elsewhere/m", text_config={"transformers_version": "6"})
+    assert namespace() == namespace({"model_model": "/elsewhere/m", "model_hf_config": elsewhere, "model_max_model_len": 64})
+
+
+def test_engines_do_not_share_when_their_draft_models_have_other_weights(tmp_path: Path):
+    def made(name: str, draft: bytes | None) -> Namespace:
+        for directory, content in (("target", b"target"), (name, draft or b"")):
+            (tmp_path / directory).mkdir(exist_ok=True)
+            (tmp_path / directory / "model.bin").write_bytes(content)
+        speculative = None if draft is None else {"model": str(tmp_path / name)}
+        return namespace({"load_load_format": "auto", "model_model": str(tmp_path / "target"), "draft": speculative})
+
+    plain, one, other, same = made("x", None), made("one", b"1"), made("other", b"2"), made("same", b"1")
+    assert len({plain.digest, one.digest, other.digest}) == 3
+    assert same.digest == one.digest
+
+
+def test_engines_share_only_with_one_max_model_len_when_it_decides_the_rope_factors():
+    long = {"model_hf_text_config": SimpleNamespace(rope_parameters={"rope_type": "longrope"})}
+    assert namespace(long | {"model_max_model_len": 9000}).digest != namespace(long).digest
 
 
 @pytest.mark.parametrize(
@@ -93,6 +123,7 @@ def test_equal_configurations_share_wherever_the_model_lies():
         lambda: namespace({"model_dtype": "torch.float16"}),
         lambda: namespace({"model_quantization": "fp8"}),
         lambda: namespace({"model_seed": 1}),
+        lambda: namespace({"model_hf_config": hf_config(rms_norm_eps=1e-6)}),
         lambda: namespace({"cache_cache_dtype": "fp8"}),
         lambda: namespace({"cache_cache_dtype": "int8_per_token_head"}),
         lambda: namespace({"cache_prefix_caching_hash_algo": "sha256"}),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,10 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "OMP_NUM_THREADS": "1",
 }
+SHARED_MEMORY = Path("/dev/shm")
+DIRECTORY, POOL = "kvdir-vllm-", "vllm_offload_test-"
+"""Followed by a process id: of directories made here, and of host pools, which vLLM names after engine_id (world.py)."""
+
 if VLLM_IS_HERE:
     os.environ.update(ENVIRONMENT)
 
@@ -44,9 +49,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def shared_memory() -> Iterator[Path]:
-    """A directory on shared memory, for arenas and sockets; gone afterwards."""
-    with tempfile.TemporaryDirectory(prefix="kvdir-vllm-", dir="/dev/shm") as path:
+    """A directory on shared memory, for arenas and sockets; gone afterwards, and so are pools of engines that were not closed.
+
+    What sessions left that were killed is removed by the next one: names say which process made them.
+    """
+    _remove_what_is_left()
+    with tempfile.TemporaryDirectory(prefix=f"{DIRECTORY}{os.getpid()}-", dir=SHARED_MEMORY) as path:
         yield Path(path)
+    _remove_what_is_left(mine=True)
+
+
+def _remove_what_is_left(*, mine: bool = False) -> None:
+    """Of test sessions that have ended; mine: of this one."""
+    for prefix in (DIRECTORY, POOL):
+        for path in SHARED_MEMORY.glob(f"{prefix}*"):
+            pid = path.name.removeprefix(prefix).split("-")[0]
+            if not pid.isdigit() or (int(pid) != os.getpid() if mine else Path("/proc", pid).exists()):
+                continue
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,9 @@ engines of test_tier.py live as long as their module, and there is one at a time
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
 
 from kvdir.namespace import Namespace
 from tests.vllm.engines import BLOCK_TOKENS, Engine, shared_prompts
@@ -39,3 +42,22 @@ def test_nothing_is_shared_when_the_model_has_the_same_name_and_other_weights(
         assert [each.split(":")[0] for each in Namespace.diff(mine, theirs)] == ["weights"]
     finally:
         nodes.close()
+
+
+def test_device_and_attention_backend_are_told_apart_where_they_decide_how_a_page_lies(monkeypatch: pytest.MonkeyPatch):
+    from vllm.config import AttentionConfig
+    from vllm.platforms.interface import DeviceCapability
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    from peer_agent.connectors.vllm import v0_32_offloading as shim
+
+    def made(name: str, capability: tuple[int, int], backend: AttentionBackendEnum | None = None) -> str:
+        device = SimpleNamespace(
+            _enum=SimpleNamespace(name=name), device_type="cuda", get_device_capability=lambda: DeviceCapability(*capability)
+        )
+        monkeypatch.setattr(shim, "current_platform", device)
+        return shim.platform(SimpleNamespace(attention_config=AttentionConfig(backend=backend)), {})
+
+    flash = AttentionBackendEnum.FLASH_ATTN
+    assert len({made("CUDA", (8, 0)), made("CUDA", (9, 0)), made("ROCM", (9, 0)), made("CUDA", (9, 0), flash)}) == 4
+    assert made("CUDA", (8, 0), flash) == made("CUDA", (9, 0), flash)

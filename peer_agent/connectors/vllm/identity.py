@@ -33,6 +33,8 @@ _CACHE_DTYPES = {
 }  # fmt: skip
 """vLLM's cache_dtype to ours, where a block is plain elements of it; others are bytes in a form named by the cache policy."""
 
+_NOT_OF_THE_MODEL = frozenset({"name_or_path", "transformers_version", "dtype", "torch_dtype"})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
@@ -130,16 +132,39 @@ def _served_name(model: Any) -> str:
 
 
 def _weights(vllm_config: Any, settings: Settings) -> str:
-    """What computes the KV: the weights, and in which precision they are used."""
+    """What computes the KV: the weights, and how they are used. A draft model's layers are among those of the groups."""
     model = vllm_config.model_config
-    quantisation = model.quantization or "none"
-    made = f"{_dtype(model.dtype)}:{quantisation}"
+    made = _use(model)
     if settings.weights:
         return f"stated:{settings.weights}:{made}"
     if str(vllm_config.load_config.load_format) == "dummy":
         return f"dummy:seed={model.seed}:{made}"
+    draft = getattr(getattr(vllm_config, "speculative_config", None), "draft_model_config", None)
+    if draft is not None and draft.model != model.model:  # else it proposes without weights, or they are among the model's
+        made += f":draft={_digest(draft)}:{_use(draft)}"
+    return f"blake2b:{_digest(model)}:{made}"
+
+
+def _use(model: Any) -> str:
+    """How weights are used: precision, and the model's own configuration with what overrides it (norms, activations, ...)."""
+    digest = hashlib.blake2b(digest_size=8, person=b"kvdir-config")
+    digest.update(json.dumps(_plain(model.hf_config.to_dict()), sort_keys=True).encode())
+    return f"{_dtype(model.dtype)}:{model.quantization or 'none'}:config={digest.hexdigest()}"
+
+
+def _plain(value: Any) -> Any:
+    """A configuration as JSON, without what says nothing of the model: where it came from, and which software wrote it."""
+    if isinstance(value, Mapping):
+        names = {str(name): each for name, each in value.items()}
+        return {name: _plain(each) for name, each in names.items() if name[:1] != "_" and name not in _NOT_OF_THE_MODEL}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value if value is None or isinstance(value, str | int | float) else str(value)
+
+
+def _digest(model: Any) -> str:
     path = Path(model.model)
-    return f"blake2b:{weights_digest(path if path.exists() else _snapshot(model))}:{made}"
+    return weights_digest(path if path.exists() else _snapshot(model))
 
 
 def _snapshot(model: Any) -> Path:
@@ -179,6 +204,8 @@ def _position(model: Any) -> str:
     rope = ("rope_parameters",) if getattr(config, "rope_parameters", None) else ("rope_scaling", "rope_theta")
     named = (*rope, "partial_rotary_factor", "alibi", "position_embedding_type")
     found = {name: value for name in named if (value := getattr(config, name, None)) is not None}
+    if "longrope" in str(found):  # vLLM takes the long factors for every position as soon as max_model_len may need them
+        found["max_model_len"] = model.max_model_len
     return json.dumps(found, sort_keys=True, separators=(",", ":"), default=str) if found else "none"
 
 

@@ -8,7 +8,7 @@ each fingerprint: another adapter behind the same path has other fingerprints. S
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,11 +30,11 @@ class GroupKeys:
     fingerprints: Fingerprints
 
 
-def by_group(keys: Sequence[bytes], *, adapter: bytes = b"") -> list[GroupKeys]:
+def by_group(keys: Collection[bytes], *, adapter: bytes = b"") -> list[GroupKeys]:
     """In order of the groups' first keys. adapter: digest of the weights of a LoRA. ValueError: keys of different widths."""
     if not keys:
         return []
-    width = len(keys[0])
+    width = len(next(iter(keys)))
     table = np.frombuffer(b"".join(keys), np.uint8)
     if len(table) != width * len(keys):
         raise ValueError("offload keys of different widths in one list")

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import enum
 import itertools
+import logging
 import queue
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -29,6 +31,8 @@ from kvdir.fingerprint import Fingerprints
 from kvdir.namespace import Namespace
 from peer_agent.client.results import LookupResult
 from peer_agent.connectors.vllm.tier_keys import GroupKeys, by_group
+
+log = logging.getLogger("vllm.kvdir")
 
 FRESH_S = 0.25
 FAILED_S = 2.0
@@ -109,7 +113,7 @@ class Lookups:
         self._digests = {group: session.namespace.digest for group, session in sessions.items()}
         self._lookup_s = lookup_s
         self._requests: dict[str, _Request] = {}
-        self._failed: dict[bytes, float] = {}
+        self._failed: OrderedDict[bytes, float] = OrderedDict()  # in the order in which they end
         self._paused_until_s = 0.0
         self._questions: queue.SimpleQueue[_Question | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._answer_all, name="kvdir-lookups", daemon=True)
@@ -143,7 +147,7 @@ class Lookups:
         if now_s >= request.fresh_until_s or request.asked != len(keys):
             if request.excluded:
                 return Verdict.MISS
-            self._ask(request, list(keys), now_s)
+            self._ask(request, keys, now_s)
             if request.question is not None:
                 return Verdict.WAIT
         return Verdict.HIT if (key in request.exceptions) != request.held else Verdict.MISS
@@ -156,6 +160,7 @@ class Lookups:
         request = self._requests.get(request_id)
         for key in keys:
             self._failed[key] = until_s
+            self._failed.move_to_end(key)
         if request is not None:
             request.failed.update(keys)
             request.except_failed(request.failed)
@@ -163,7 +168,7 @@ class Lookups:
     def forget(self, request_id: str) -> None:
         self._requests.pop(request_id, None)
 
-    def _ask(self, request: _Request, keys: list[bytes], now_s: float) -> None:
+    def _ask(self, request: _Request, keys: Collection[bytes], now_s: float) -> None:
         """Answers the request, or leaves a question open."""
         parts = by_group(keys, adapter=request.adapter)
         held = np.zeros(len(keys), np.bool_)
@@ -178,7 +183,7 @@ class Lookups:
         if now_s < self._paused_until_s or not all(session.attached for session in self._sessions.values()):
             self._answer(request, keys, None, now_s)
             return
-        request.question = _Question(keys, parts, now_s + self._lookup_s)
+        request.question = _Question(list(keys), parts, now_s + self._lookup_s)
         self._questions.put(request.question)
 
     def _settled(self, request: _Request, now_s: float) -> bool:
@@ -193,16 +198,18 @@ class Lookups:
         self._answer(request, question.keys, question.answer, now_s)
         return True
 
-    def _answer(self, request: _Request, keys: Sequence[bytes], held: Bools | None, now_s: float) -> None:
+    def _answer(self, request: _Request, keys: Collection[bytes], held: Bools | None, now_s: float) -> None:
         """held: whether somebody has each of the keys; None: nobody said."""
         request.asked, request.fresh_until_s = len(keys), now_s + FRESH_S
-        request.held = held is not None and 2 * int(np.count_nonzero(held)) > len(keys)
-        others = () if held is None else itertools.compress(keys, (held != request.held).tolist())
-        request.exceptions = set(others)
+        count = 0 if held is None else int(np.count_nonzero(held))
+        request.held = 2 * count > len(keys)
+        others = np.zeros(0, np.bool_) if held is None or count in (0, len(keys)) else held != request.held
+        request.exceptions = set(itertools.compress(keys, others.tolist()))
         request.except_failed(request.failed)
+        while self._failed and next(iter(self._failed.values())) <= now_s:
+            self._failed.popitem(last=False)
         if self._failed:
-            self._failed = {key: until_s for key, until_s in self._failed.items() if until_s > now_s}
-            request.except_failed(self._failed)
+            request.except_failed(filter(self._failed.__contains__, keys))
 
     def _from_replica(self, part: GroupKeys) -> Bools | None:
         """None: it cannot say. A namespace that is not in a live replica has no blocks anywhere yet."""
@@ -219,6 +226,8 @@ class Lookups:
         while (question := self._questions.get()) is not None:
             try:
                 question.answer = self._from_agent(question)
+            except Exception as error:  # else nobody would ever be answered again
+                log.error("kvdir: a lookup of %d blocks failed", len(question.keys), exc_info=error)
             finally:
                 question.done = True
 

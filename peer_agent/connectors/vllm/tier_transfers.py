@@ -5,7 +5,8 @@ Rules:
   each out once, and `pending` counts what it has not handed out yet.
 - A load goes on as long as blocks arrive, batch by batch; a batch that brings none within load_s ends it. So an owner that
   died or hangs costs one load_s, and a healthy long load is not cut off.
-- An agent that has not answered a call is not asked again for PAUSE_S: jobs end at once meanwhile.
+- An agent that has not answered a call is not asked again for PAUSE_S: jobs end at once meanwhile, also those that waited.
+- Loads have threads of their own, since requests wait for them, and never for a store.
 - Bytes under way are bounded: beyond that a load ends at once without its keys, which are recomputed, and a store is not made.
 - Bytes go between pool and arena in one copy; what is there already is not copied again (the agent says so).
 Thread-safe.
@@ -35,7 +36,8 @@ log = logging.getLogger("vllm.kvdir")  # below "vllm", where an engine's logs ar
 BATCH_BYTES = 64 << 20
 BATCH_BLOCKS = 1024
 PAUSE_S = 1.0
-THREADS = 4
+LOAD_THREADS = 4
+STORE_THREADS = 2
 
 Rows = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -87,14 +89,14 @@ class Transfers:
         load_s: float,
         store_s: float,
         max_flight_bytes: int,
-        threads: int = THREADS,
     ) -> None:
         self._sessions = sessions
         self._pool = pool
         self._load_s = load_s
         self._store_s = store_s
         self._max_flight_bytes = max_flight_bytes
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="kvdir-transfers")
+        self._loading = ThreadPoolExecutor(LOAD_THREADS, thread_name_prefix="kvdir-loads")
+        self._storing = ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="kvdir-stores")
         self._changed = threading.Condition()
         self._running = 0
         self._flight_bytes = 0
@@ -114,13 +116,17 @@ class Transfers:
         size = len(job.keys) * self._pool.shape[1]
         with self._changed:
             full = self._flight_bytes and self._flight_bytes + size > self._max_flight_bytes
-            if full or time.monotonic() < self._paused_until_s:
-                self._counts["refused_loads" if job.is_load else "refused_stores"] += 1
+            if full or self._paused:
+                self._counts[_refused(job)] += 1
                 self._refuse(job)
                 return
             self._running += 1
             self._flight_bytes += size
-        self._threads.submit(self._run, job, size)
+        (self._loading if job.is_load else self._storing).submit(self._run, job, size)
+
+    @property
+    def _paused(self) -> bool:
+        return time.monotonic() < self._paused_until_s
 
     def refuse(self, job: Job) -> None:
         """Ends it at once, with nothing done."""
@@ -151,7 +157,8 @@ class Transfers:
     def close(self) -> None:
         """Ends the threads and lets go of the pool. Idempotent."""
         self.drain()
-        self._threads.shutdown()
+        self._loading.shutdown()
+        self._storing.shutdown()
         self._pool = np.empty((0, self._pool.shape[1]), np.uint8)
 
     def _run(self, job: Job, size: int) -> None:
@@ -159,7 +166,10 @@ class Transfers:
         good: set[bytes] = set()
         counts: collections.Counter[str] = collections.Counter()
         try:
-            (self._load if job.is_load else self._store)(job, good, counts)
+            if self._paused:
+                counts[_refused(job)] += 1
+            else:
+                (self._load if job.is_load else self._store)(job, good, counts)
         except Exception as error:  # whatever it is, the engine waits for this job
             counts["errors"] += 1
             log.error("kvdir: %s of %d blocks failed", "load" if job.is_load else "store", len(job.keys), exc_info=error)
@@ -217,3 +227,7 @@ class Transfers:
     def _batches(self, blocks: int) -> list[tuple[int, int]]:
         most = max(1, min(BATCH_BLOCKS, BATCH_BYTES // self._pool.shape[1]))
         return [(start, min(most, blocks - start)) for start in range(0, blocks, most)]
+
+
+def _refused(job: Job) -> str:
+    return "refused_loads" if job.is_load else "refused_stores"

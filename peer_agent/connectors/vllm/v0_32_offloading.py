@@ -18,17 +18,15 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import get_offloading_group_ids
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
-from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheConfig, iter_layer_specs
 from vllm.v1.request import Request
 
-from kvdir.errors import InvalidInput
+from peer_agent.connectors.vllm.adapters import Adapters
 from peer_agent.connectors.vllm.identity import identify
 from peer_agent.connectors.vllm.settings import Settings
 from peer_agent.connectors.vllm.v0_32_tier import KvdirTier
-from peer_agent.connectors.weights import weights_digest
 
 log = logging.getLogger("vllm.kvdir")
 
@@ -41,7 +39,7 @@ class KvdirOffloadingConnector(OffloadingConnector):
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         """Raises InvalidInput for settings that are wrong, and for an engine whose blocks nobody could share safely."""
         self._settings = Settings.parse(vllm_config.kv_transfer_config.kv_connector_extra_config)
-        self._adapters: dict[tuple[int, str], bytes] = {}
+        self._adapters = Adapters()
         self._tier: KvdirTier | None = None
         if role != KVConnectorRole.SCHEDULER:
             super().__init__(with_tier(vllm_config), role, kv_cache_config)
@@ -56,7 +54,8 @@ class KvdirOffloadingConnector(OffloadingConnector):
         assert self._tier is not None
         excluded, adapter = self._settings.require_salt and not request.cache_salt, b""
         if request.lora_request is not None:
-            adapter = self._adapter(request.lora_request)
+            lora = request.lora_request
+            adapter = self._adapters.digest(name=lora.lora_name, number=lora.lora_int_id, path=lora.lora_path)
             excluded |= not adapter
         if excluded or adapter:
             self._tier.describe(request.request_id, adapter=adapter, excluded=excluded)
@@ -80,19 +79,6 @@ class KvdirOffloadingConnector(OffloadingConnector):
     ) -> KVConnectorPromMetrics:
         return super().build_prom_metrics(with_tier(vllm_config), metric_types, labelnames, per_engine_labelvalues)
 
-    def _adapter(self, lora: LoRARequest) -> bytes:
-        """Digest of its weights; b"": nobody can tell which they are, so the request is not shared."""
-        loaded = lora.lora_int_id, lora.lora_path  # an adapter that is loaded anew gets a number of its own
-        known = self._adapters.get(loaded)
-        if known is None:
-            try:
-                known = bytes.fromhex(weights_digest(lora.lora_path))
-            except (InvalidInput, OSError) as error:
-                known = b""
-                log.warning("kvdir: requests with LoRA %s are not shared: %s", lora.lora_name, error)
-            self._adapters[loaded] = known
-        return known
-
 
 def with_tier(vllm_config: VllmConfig, **tier: Any) -> VllmConfig:
     """A configuration with KvdirTier as the first secondary tier, and KvdirTieringSpec unless another spec was named."""
@@ -108,10 +94,12 @@ def with_tier(vllm_config: VllmConfig, **tier: Any) -> VllmConfig:
 
 
 def platform(vllm_config: VllmConfig, groups: Mapping[int, Any]) -> str:
-    """What computes the KV. vLLM's CPU attention packs keys for the instructions that the processor has."""
-    name = str(current_platform.device_type)
+    """What computes the KV and decides how it lies in a page. vLLM's CPU attention packs keys for the instructions that the
+    processor has; elsewhere each backend has a form of its own, and vLLM picks one by what the device can do unless told.
+    """
+    name = str(current_platform._enum.name).lower()  # its device_type is "cuda" for ROCm, too
     if name != "cpu":
-        return name
+        return "-".join([name, *_attention(vllm_config.attention_config)])
     packings = {
         _get_attn_isa(vllm_config.model_config.dtype, spec.block_size, spec.head_size, vllm_config.cache_config.cache_dtype)
         for group in groups.values()
@@ -119,6 +107,14 @@ def platform(vllm_config: VllmConfig, groups: Mapping[int, Any]) -> str:
         if isinstance(spec, AttentionSpec)
     }
     return "-".join([name, *sorted(packings)])
+
+
+def _attention(config: Any) -> list[str]:
+    kinds = [f"{kind}={backend.name}" for kind, backend in sorted(config.backend_per_kind.items())]
+    if config.backend is not None:
+        return [config.backend.name, *kinds]
+    capability = current_platform.get_device_capability()
+    return [f"auto{capability.to_int() if capability is not None else ''}", *kinds]
 
 
 def row_form(groups: Sequence[Any]) -> str:
