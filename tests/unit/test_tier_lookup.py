@@ -127,6 +127,17 @@ def test_nobody_waits_beyond_the_deadline_and_the_next_not_at_all_when_the_agent
     assert lookups.look("next", key(0), keys(1)) is Verdict.MISS
 
 
+def test_questions_are_answered_again_when_one_could_not_be(session: Session, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("peer_agent.connectors.vllm.tier_lookup.PAUSE_S", 0.0)
+    session.replica, usual = False, session.lookup
+    monkeypatch.setattr(session, "lookup", lambda *_, **__: 1 / 0)
+    lookups = Lookups({0: session}, lookup_s=LOOKUP_S)
+    assert settled(lookups, "r", key(0), keys(2)) is Verdict.MISS
+    monkeypatch.setattr(session, "lookup", usual)
+    assert settled(lookups, "s", key(0), keys(2)) is Verdict.HIT
+    lookups.close()
+
+
 def test_everything_is_a_miss_at_once_when_there_is_no_agent(session: Session, lookups: Lookups):
     session.replica = session.attached = False
     assert lookups.look("r", key(0), keys(1)) is Verdict.MISS

@@ -52,12 +52,10 @@ def test_device_and_attention_backend_are_told_apart_where_they_decide_how_a_pag
     from peer_agent.connectors.vllm import v0_32_offloading as shim
 
     def made(name: str, capability: tuple[int, int], backend: AttentionBackendEnum | None = None) -> str:
-        device = SimpleNamespace(
-            _enum=SimpleNamespace(name=name), device_type="cuda", get_device_capability=lambda: DeviceCapability(*capability)
-        )
+        device = SimpleNamespace(device_name=name, get_device_capability=lambda: DeviceCapability(*capability))
         monkeypatch.setattr(shim, "current_platform", device)
         return shim.platform(SimpleNamespace(attention_config=AttentionConfig(backend=backend)), {})
 
     flash = AttentionBackendEnum.FLASH_ATTN
-    assert len({made("CUDA", (8, 0)), made("CUDA", (9, 0)), made("ROCM", (9, 0)), made("CUDA", (9, 0), flash)}) == 4
-    assert made("CUDA", (8, 0), flash) == made("CUDA", (9, 0), flash)
+    assert len({made("cuda", (8, 0)), made("cuda", (9, 0)), made("rocm", (9, 0)), made("cuda", (9, 0), flash)}) == 4
+    assert made("cuda", (8, 0), flash) == made("cuda", (9, 0), flash)

@@ -97,7 +97,7 @@ def platform(vllm_config: VllmConfig, groups: Mapping[int, Any]) -> str:
     """What computes the KV and decides how it lies in a page. vLLM's CPU attention packs keys for the instructions that the
     processor has; elsewhere each backend has a form of its own, and vLLM picks one by what the device can do unless told.
     """
-    name = str(current_platform._enum.name).lower()  # its device_type is "cuda" for ROCm, too
+    name = str(current_platform.device_name)  # device_type is "cuda" for ROCm, too
     if name != "cpu":
         return "-".join([name, *_attention(vllm_config.attention_config)])
     packings = {
