@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ import pytest
 from kvdir.testing.fake_node import FakeNode
 from peer_agent.memory.arena import Arena
 from peer_agent.memory.layout import HEADER_BYTES
+from tests.vllm.engines import BLOCK_TOKENS
 from tests.vllm.nodes import wait_for
 from tests.vllm.world import OWNER, READER, Reader, World, assert_added, assert_same, fingerprints, loaded, shareable
 
@@ -135,6 +138,24 @@ def test_corrupt_bytes_on_the_wire_are_recomputed(world: World):
             assert reader.counted("load_hit_peer") == 0
     finally:
         world.refill_owner()
+
+
+@with_llama
+def test_request_shares_nothing_and_the_log_says_why_when_it_lacks_a_salt_that_is_required(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    with world.reader() as reader:
+        connector = reader.engine.connector
+        monkeypatch.setattr(connector, "_settings", replace(connector._settings, require_salt=True))
+        logging.getLogger("vllm.kvdir").addHandler(caplog.handler)
+        answers = reader.answers_right()
+        logging.getLogger("vllm.kvdir").removeHandler(caplog.handler)
+        assert (loaded(answers), reader.counted("lookup_hits"), world.nodes.held_blocks(READER)) == (0, 0, 0)
+        assert len([text for text in caplog.messages if "send cache_salt with every request" in text]) == 1
+        reader.engine.generate(world.prompts[0], salt="s")
+        wait_for(
+            lambda: world.nodes.held_blocks(READER) == shareable(world.prompts[:1]) // BLOCK_TOKENS, "salted blocks stored"
+        )
 
 
 @with_llama

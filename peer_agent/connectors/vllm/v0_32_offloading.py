@@ -40,6 +40,7 @@ class KvdirOffloadingConnector(OffloadingConnector):
         """Raises InvalidInput for settings that are wrong, and for an engine whose blocks nobody could share safely."""
         self._settings = Settings.parse(vllm_config.kv_transfer_config.kv_connector_extra_config)
         self._adapters = Adapters()
+        self._told_of_salt = False
         self._tier: KvdirTier | None = None
         if role != KVConnectorRole.SCHEDULER:
             super().__init__(with_tier(vllm_config), role, kv_cache_config)
@@ -52,7 +53,7 @@ class KvdirOffloadingConnector(OffloadingConnector):
 
     def on_new_request(self, request: Request) -> None:
         assert self._tier is not None
-        excluded, adapter = self._settings.require_salt and not request.cache_salt, b""
+        excluded, adapter = self._lacks_salt(request), b""
         if request.lora_request is not None:
             lora = request.lora_request
             adapter = self._adapters.digest(name=lora.lora_name, number=lora.lora_int_id, path=lora.lora_path)
@@ -60,6 +61,18 @@ class KvdirOffloadingConnector(OffloadingConnector):
         if excluded or adapter:
             self._tier.describe(request.request_id, adapter=adapter, excluded=excluded)
         super().on_new_request(request)
+
+    def _lacks_salt(self, request: Request) -> bool:
+        if not self._settings.require_salt or request.cache_salt:
+            return False
+        if not self._told_of_salt:
+            self._told_of_salt = True
+            log.warning(
+                "kvdir: request %s and others are not shared, because they carry no cache_salt and require_salt is set: send "
+                "cache_salt with every request, the same for those that may share",
+                request.request_id,
+            )
+        return True
 
     def reset_cache(self) -> bool | None:
         """What vLLM does after an update of the weights, which it tells in no other way: old blocks may be wrong now."""
