@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -147,9 +146,7 @@ def test_request_shares_nothing_and_the_log_says_why_when_it_lacks_a_salt_that_i
     with world.reader() as reader:
         connector = reader.engine.connector
         monkeypatch.setattr(connector, "_settings", replace(connector._settings, require_salt=True))
-        logging.getLogger("vllm.kvdir").addHandler(caplog.handler)
         answers = reader.answers_right()
-        logging.getLogger("vllm.kvdir").removeHandler(caplog.handler)
         assert (loaded(answers), reader.counted("lookup_hits"), world.nodes.held_blocks(READER)) == (0, 0, 0)
         assert len([text for text in caplog.messages if "send cache_salt with every request" in text]) == 1
         reader.engine.generate(world.prompts[0], salt="s")
