@@ -157,7 +157,14 @@ def check_names(facts: ClusterFacts) -> list[Finding]:
     out = []
     for facts_of in facts.coordinators:
         for node, lives in sorted(facts_of.lives.items()):
-            if lives >= MANY_LIVES:
+            if lives >= MANY_LIVES and parse(node).engine:
+                out.append(
+                    _warning(
+                        "one name, one agent", node, f"{lives} lives of this stream within the story of {facts_of.address}",
+                        "the engine restarts again and again, and what it held is forgotten each time", "see the engine's log",
+                    )
+                )  # fmt: skip
+            elif lives >= MANY_LIVES:
                 out.append(
                     Finding(
                         check="one name, one agent",
@@ -176,9 +183,13 @@ def check_flow(facts: ClusterFacts) -> list[Finding]:
     if not facts.nodes():
         return []  # `streams` says so
     out = []
-    for node, view in sorted(facts.nodes().items()):
+    nodes = facts.nodes()
+    of_engines = {parse(node).node for node in nodes if parse(node).engine}
+    for node, view in sorted(nodes.items()):
         if view.announced_seq or any(holding.blocks.value for holding in view.holdings):
             continue
+        if node in of_engines and not view.namespaces:
+            continue  # it only listens to engines, for routers: it has nothing of its own to say
         engine = parse(node).engine
         out.append(
             _warning(

@@ -144,6 +144,21 @@ def test_each_coordinator_is_judged_when_a_node_is_heard_by_one_of_them_only() -
     assert "has not heard of it" in found["b at d:7400"].seen
 
 
+def test_an_engine_that_restarts_is_not_taken_for_two_agents() -> None:
+    facts = cluster(coordinator(node("a", MODEL), node("a/vllm-0", announced(), address=""), lives={"a": 1, "a/vllm-0": 5}))
+    found = only(examine(facts), "one name, one agent")
+    assert (found.subject, found.verdict) == ("a/vllm-0", Verdict.WARNING)
+    assert "engine's log" in found.fix
+
+
+def test_an_agent_need_not_say_anything_when_it_only_listens_to_engines() -> None:
+    """It warns of an agent with a namespace and no block, engines or not."""
+    engine = node("a/vllm-0", announced(), address="")
+    for agent, warned in ((node("a", seq=0, blocks=0), []), (node("a", MODEL, seq=0, blocks=0), ["a"])):
+        findings = examine(cluster(coordinator(agent, engine)))
+        assert [i.subject for i in findings if i.check == "events" and i.verdict is not Verdict.OK] == warned
+
+
 def test_lookups_are_not_judged_when_few_were_asked_for() -> None:
     facts = cluster(coordinator(node("a", MODEL), lookup_hits=0, lookup_blocks=99))
     assert worst(examine(facts)) is Verdict.OK
