@@ -6,7 +6,7 @@ kept. Does not: change what is taken, or whether it is trusted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -15,6 +15,8 @@ from kvdir.client.engine_options import EngineOptions
 from kvdir.client.engine_sources import EngineSource, switch_on
 from kvdir.engines import DecodedBatch, Door, Reason, Stored, told_scheme
 
+BlockSizes = Mapping[str, Collection[int]]
+"""In tokens, by model."""
 _OF_A_LIFE = (
     FindingKind.LOST, FindingKind.REJECTED, FindingKind.PROBE, FindingKind.BLOCK_SIZE, FindingKind.ADAPTER, FindingKind.SALT,
     FindingKind.RANK, FindingKind.FENCED,
@@ -22,10 +24,10 @@ _OF_A_LIFE = (
 
 
 class Judge:
-    """Of one stream. expected: block size by model, of what else is served on this node. mismatch: of this life, in words."""
+    """Of one stream. expected: block sizes by model, of what else is served on this node. mismatch: of this life, in words."""
 
     def __init__(
-        self, engine: EngineOptions, source: EngineSource, findings: Findings, *, expected: Callable[[], Mapping[str, int]]
+        self, engine: EngineOptions, source: EngineSource, findings: Findings, *, expected: Callable[[], BlockSizes]
     ) -> None:
         self._engine = engine
         self._source = source
@@ -53,13 +55,14 @@ class Judge:
         expected = self._expected()
         for event in batch.events:
             if isinstance(event, Stored):
-                self._look_at_stored(event, expected.get(event.model or self._source.model, 0), now_s)
+                self._look_at_stored(event, expected.get(event.model or self._source.model, ()), now_s)
 
-    def _look_at_stored(self, event: Stored, expected: int, now_s: float) -> None:
-        if expected and event.block_tokens and event.block_tokens != expected:
+    def _look_at_stored(self, event: Stored, expected: Collection[int], now_s: float) -> None:
+        if expected and event.block_tokens and event.block_tokens not in expected:
+            sizes = " or ".join(str(size) for size in sorted(expected))
             words = (
                 f"the engine has blocks of {event.block_tokens} tokens, the namespace served here for the same model "
-                f"{expected}: no block of one is one of the other; start the engine with --block-size {expected}, or "
+                f"{sizes}: no block of one is one of the other; start the engine with --block-size {sizes}, or "
                 f"serve a namespace with block_tokens = {event.block_tokens}"
             )
             self._findings.found(FindingKind.BLOCK_SIZE, words, now_s=now_s)

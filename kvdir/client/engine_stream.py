@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvdir.client.engine_findings import FindingKind, Findings
-from kvdir.client.engine_judge import Judge
+from kvdir.client.engine_judge import BlockSizes, Judge
 from kvdir.client.engine_life import GOODBYE_S, EngineLife, Publishing
 from kvdir.client.engine_options import EngineOptions
 from kvdir.client.engine_socket import EngineSocket
@@ -85,7 +85,7 @@ class _Replayed:
 
 
 class EngineStream:
-    """See the module docstring. name: in the directory. expected: block size by model, of what else is served on this node."""
+    """See the module docstring. name: in the directory. expected: block sizes by model, of what else is served on this node."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class EngineStream:
         source: EngineSource,
         publishing: Publishing,
         *,
-        expected: Callable[[], Mapping[str, int]],
+        expected: Callable[[], BlockSizes],
         gone_s: float = GONE_S,
         probe_s: float = PROBE_S,
     ) -> None:

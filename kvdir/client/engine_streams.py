@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from kvdir.client.engine_findings import Finding, FindingKind, Findings
+from kvdir.client.engine_judge import BlockSizes
 from kvdir.client.engine_life import Publishing
 from kvdir.client.engine_options import EngineOptions, conflict
 from kvdir.client.engine_socket import zmq_module
@@ -74,7 +75,7 @@ class _Engine:
     stopping: bool = False
 
 
-def _nothing_expected() -> Mapping[str, int]:
+def _nothing_expected() -> BlockSizes:
     return {}
 
 
@@ -90,7 +91,7 @@ class EngineStreams:
         node: str,
         publishing: Publishing,
         *,
-        expected: Callable[[], Mapping[str, int]] = _nothing_expected,
+        expected: Callable[[], BlockSizes] = _nothing_expected,
         gone_s: float = GONE_S,
         probe_s: float = PROBE_S,
         look_again_s: float = LOOK_AGAIN_S,

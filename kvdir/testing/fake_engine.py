@@ -41,6 +41,11 @@ def removed(hashes: Sequence[int], *, medium: str = "GPU", **fields: Any) -> dic
 CLEARED = {"type": "AllBlocksCleared"}
 
 
+def batch_of(*events: dict[str, Any], rank: int = 0) -> bytes:
+    """The payload of one batch."""
+    return msgspec.msgpack.encode([time.time(), list(events), rank])
+
+
 class FakeEngine:
     """See the module docstring. Use it from one thread; the replay has its own.
 
@@ -104,7 +109,7 @@ class FakeEngine:
         """One batch; returns its number."""
         for event in events:
             self._keep(event)
-        return self.send(msgspec.msgpack.encode([time.time(), list(events), self._rank]), lost=lost)
+        return self.send(batch_of(*events, rank=self._rank), lost=lost)
 
     def publish_stored(self, hashes: list[int]) -> None:
         """One batch with one event (check_engine_publisher.Publisher)."""

@@ -5,12 +5,13 @@ Does not: follow them (kvdir/client/engine_streams.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from kvdir.client.discovery import Discovery
 from kvdir.client.engine_findings import FindingKind
+from kvdir.client.engine_judge import BlockSizes
 from kvdir.client.engine_life import Publishing
 from kvdir.client.engine_options import read_engines
 from kvdir.client.engine_streams import EngineStreams
@@ -30,8 +31,11 @@ def open_engines(
     Raises ConfigError for what cannot be followed, such as for want of pyzmq.
     """
 
-    def expected() -> Mapping[str, int]:
-        return {namespace.model: namespace.block_tokens for namespace in store.namespaces.values()}
+    def expected() -> BlockSizes:
+        sizes: dict[str, set[int]] = {}
+        for namespace in store.namespaces.values():
+            sizes.setdefault(namespace.model, set()).add(namespace.block_tokens)
+        return sizes
 
     publishing = Publishing(
         coordinators=coordinators,

@@ -298,7 +298,7 @@ async def test_finding_says_what_to_do(
     engine: FakeEngine, event: dict[str, Any], more: str, kind: FindingKind, words: str
 ) -> None:
     text = option(engine).replace("hash=opaque,", "") if more.startswith("hash=") else option(engine)
-    async with serving() as served, following(served.address, f"{text},{more}", expected=lambda: {MODEL: 16}) as streams:
+    async with serving() as served, following(served.address, f"{text},{more}", expected=lambda: {MODEL: {16}}) as streams:
         engine.publish(event)
         await eventually(lambda: [finding.kind for finding in streams.findings()] == [kind], what=streams.in_words())
         assert words in streams.findings()[0].words
