@@ -78,3 +78,13 @@ def test_error_says_what_to_set_when_there_are_no_weights(tmp_path: Path):
     (tmp_path / "optimizer.pt").write_bytes(b"x")
     with pytest.raises(InvalidInput, match="setting `weights`"):
         weights_digest(tmp_path)
+
+
+def test_the_whole_header_counts_when_only_its_end_differs(tmp_path: Path):
+    found = []
+    for remark in ("aaaa", "bbbb"):
+        header = {"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}, "__metadata__": {"remark": remark}}
+        text = json.dumps(header).encode()
+        (tmp_path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(4))
+        found.append(weights_digest(tmp_path))
+    assert found[0] != found[1]
