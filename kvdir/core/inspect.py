@@ -49,7 +49,7 @@ def _holding_view(stream: Stream, holder: Holder[Stream]) -> HoldingView:
         namespace_digest=digest,
         tier=holder.tier,
         blocks=stream.blocks_figure(holder),
-        bytes=stream.blocks_figure(holder, block_bytes=holder.namespace.block_bytes),
+        bytes=stream.blocks_figure(holder, block_bytes=holder.namespace.counted_bytes),
         owner_blocks=count.blocks if count else 0,
         owner_at_seq=stream.owner_counts_seq,
     )

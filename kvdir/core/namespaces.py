@@ -35,6 +35,11 @@ class KnownNamespace:
     scope: int
     block_bytes: int
 
+    @property
+    def counted_bytes(self) -> int:
+        """Of a block, in sums of bytes: 0 of one that an engine only announces, since nobody states its geometry."""
+        return 0 if self.namespace.is_announced else self.block_bytes
+
 
 class NamespaceTable:
     """Every namespace some stream announced."""

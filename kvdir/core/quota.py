@@ -36,6 +36,9 @@ class Quota:
     limit_bytes: int
 
     def covers(self, known: KnownNamespace) -> bool:
+        """Not what engines announce: how many bytes that takes nobody knows, and nobody can be asked to evict it."""
+        if known.namespace.is_announced:
+            return False
         if self.subject.startswith(_NAMESPACE):
             return known.digest.hex().startswith(self.subject.removeprefix(_NAMESPACE))
         return known.namespace.tenant == self.subject

@@ -354,7 +354,7 @@ class SharedStream:
             namespace_digest=key[0],
             tier=key[1],
             blocks=self._figure(held.blocks),
-            bytes=self._figure(held.blocks * held.namespace.block_bytes),
+            bytes=self._figure(held.blocks * held.namespace.counted_bytes),
             owner_blocks=count.blocks if count else 0,
             owner_at_seq=self.owner_counts_seq,
         )

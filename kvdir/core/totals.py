@@ -55,7 +55,7 @@ def _cells(directory: Directory, stream: Stream) -> Iterator[Cell]:
     nothing = stream.figure(0)
     for (_, tier), holder in stream.holders.items():
         known = holder.namespace
-        yield stream, tier, known, stream.blocks_figure(holder), stream.blocks_figure(holder, block_bytes=known.block_bytes)
+        yield stream, tier, known, stream.blocks_figure(holder), stream.blocks_figure(holder, block_bytes=known.counted_bytes)
     for digest in stream.namespaces or (b"",):
         yield stream, None, directory.namespaces.get(digest), nothing, nothing
 

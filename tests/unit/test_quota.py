@@ -7,7 +7,8 @@ import pytest
 from kvdir.core.access import AccessSample, cutoff_age_s
 from kvdir.core.directory import Directory, Hello, Limits, Welcomed
 from kvdir.core.effects import AskEvict
-from kvdir.core.event import Event, EvictResult, Heartbeat, HeartbeatFigures, OwnerCount
+from kvdir.core.event import NO_DOUBT, Event, EvictResult, Heartbeat, HeartbeatFigures, OwnerCount
+from kvdir.core.inspect import node_views
 from kvdir.core.namespaces import Announced
 from kvdir.core.node import Stream
 from kvdir.core.quota import Quota, parse_quota
@@ -15,6 +16,7 @@ from kvdir.core.quota_keeper import QuotaKeeper, QuotaPolicy
 from kvdir.fingerprint import Fingerprints
 from kvdir.index import Sketch, open_index
 from kvdir.location import Tier
+from kvdir.namespace import Namespace
 from kvdir.testing.fake_node import EXAMPLE_NAMESPACE, some_fingerprints
 
 DIGEST = EXAMPLE_NAMESPACE.digest
@@ -190,6 +192,21 @@ def test_silent_stream_without_blocks_blocks_nothing_but_a_gap_in_it_does() -> N
     fleet.store("empty", some_fingerprints(5, seed=5), lost=True)
     assert fleet.run(4) == []
     assert (fleet.verdict, "empty" in fleet.keeper.watched[0].words) == ("untrusted", True)
+
+
+def test_engine_that_announces_blocks_is_neither_counted_nor_asked_nor_in_the_way_when_it_is_in_doubt() -> None:
+    fleet, told = Fleet(10), Namespace.announced(model="m", block_tokens=16, hash_scheme="opaque", hash_seed="builtin")
+    fleet.join("a")
+    fleet.store("a", some_fingerprints(30))
+    announced = Announced(told.digest, told.canonical().encode(), told.block_bytes)
+    doubt = NO_DOUBT.begun("the engine lost events")
+    engine = fleet.directory.hello(Hello("a/vllm-0", 2, 0, "", 0, (announced,), doubt), now_s=0.0)
+    assert isinstance(engine, Welcomed)
+    fleet.directory.batch(engine.stream, 1, [Event.stored(Tier.GPU, told.digest, some_fingerprints(999))], now_s=0.0)
+    asks = fleet.run(4)
+    assert ({ask.node for ask in asks}, blocks_of(asks)) == ({"a"}, 20)
+    (view,) = [view for view in node_views(fleet.directory, now_s=fleet.now_s) if view.trust.node == "a/vllm-0"]
+    assert [(holding.blocks.value, holding.bytes.value) for holding in view.holdings] == [(999, 0)]
 
 
 def test_request_is_forgotten_when_its_connection_ends() -> None:
