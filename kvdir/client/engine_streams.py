@@ -30,7 +30,7 @@ log = logging.getLogger("kvdir.engines")
 MAX_ENGINES = 256
 ASK_AGAIN_S = 2.0
 LOOK_AGAIN_S = 10.0
-"""How often the server of an engine that is not connected is asked whether its streams are elsewhere now."""
+"""How often the server of an engine that is not connected, or began anew, is asked whether its streams are others now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,13 +174,19 @@ class EngineStreams:
     # -- one engine ------------------------------------------------------------------------------------------------------
 
     async def _look_for(self, engine: _Engine) -> None:
-        """Asks its server where the streams are, again and again while one is away, and follows those."""
+        """Asks its server where the streams are, and follows those: again while one is away, and after each new life of the
+        engine, which may be at the same address with another model.
+        """
+        asked_of: set[int] = set()
         while True:
-            if not engine.streams or not all(stream.connected for stream, _ in engine.streams):
+            lives = {stream.life.epoch for stream, _ in engine.streams}
+            if not lives or lives != asked_of or not all(stream.connected for stream, _ in engine.streams):
                 found = await self._ask(engine)
-                if found is not None and found != engine.sources:
-                    await _stop(engine)
-                    self._follow(engine, found)
+                if found is not None:
+                    asked_of = lives
+                    if found != engine.sources:
+                        await _stop(engine)
+                        self._follow(engine, found)
             await asyncio.sleep(self._look_again_s if engine.streams else ASK_AGAIN_S)
 
     async def _ask(self, engine: _Engine) -> tuple[EngineSource, ...] | None:

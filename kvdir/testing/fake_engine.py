@@ -74,9 +74,7 @@ class FakeEngine:
     def start(self) -> None:
         """A new life at the same addresses: nothing is held, numbers begin at 0."""
         self._stop.clear()
-        self._ring.clear()
-        self.held.clear()
-        self.next_seq = 0
+        self.forget()
         self._pub = self._context.socket(zmq.PUB)
         self._pub.setsockopt(zmq.LINGER, 0)
         if self._connect:
@@ -89,6 +87,13 @@ class FakeEngine:
             self.replay_endpoint = _bound(router, self.replay_endpoint)
             self._thread = threading.Thread(target=self._serve, args=(router,), name="fake-engine", daemon=True)
             self._thread.start()
+
+    def forget(self) -> None:
+        """A new life, quicker than anybody could see a connection break."""
+        with self._lock:
+            self._ring.clear()
+        self.held.clear()
+        self.next_seq = 0
 
     def kill(self) -> None:
         """Gone without a word, and its ports free."""
@@ -162,16 +167,22 @@ def described(engine: FakeEngine) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def server_that_says(sources: dict[str, Any], model: str) -> Iterator[str]:
-    """The engine's HTTP server, as far as discovery asks it: where its events are, which models. Its URL."""
-    models = {"data": [{"id": "an-adapter", "parent": model}, {"id": model}]}
-    said = {"/kv_event_sources": sources, "/v1/models": models}
+def server_that_says(sources: dict[str, Any], model: str | list[str]) -> Iterator[str]:
+    """The engine's HTTP server, as far as discovery asks it: where its events are, which models. Its URL.
+
+    model: a list is of what it serves in one life after another, the last one now.
+    """
+    names = [model] if isinstance(model, str) else model
+
+    def said(path: str) -> dict[str, Any]:
+        models = {"data": [{"id": "an-adapter", "parent": names[-1]}, {"id": names[-1]}]}
+        return {"/kv_event_sources": sources, "/v1/models": models}[path]
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
             self.end_headers()
-            self.wfile.write(json.dumps(said[self.path]).encode())
+            self.wfile.write(json.dumps(said(self.path)).encode())
 
         def log_message(self, *_: object) -> None:
             pass

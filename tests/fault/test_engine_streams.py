@@ -246,6 +246,24 @@ async def test_ranks_are_followed_where_they_are_now_when_the_engine_comes_back_
                 await streams.close()
 
 
+async def test_model_is_asked_for_again_when_the_engine_begins_anew_at_the_same_address(engine: FakeEngine):
+    models = ["m"]
+    with server_that_says({"0": described(engine)}, models) as url:
+        async with serving() as served:
+            with Discovery(served.address) as coordinators:
+                streams = EngineStreams("n1", Publishing(coordinators=coordinators), look_again_s=0.2)
+                streams.add(parse_engine(f"vllm={url},hash=opaque"))
+                await eventually(lambda: bool(streams.figures()))
+                engine.publish(stored(range(3)))
+                await equal(served, engine)
+                models.append("other")
+                engine.forget()
+                engine.publish(stored([1]))
+                await eventually(lambda: [item.model for item in streams.figures()] == ["other"])
+                await equal(served, engine)
+                await streams.close()
+
+
 async def test_finding_ends_with_the_life_that_it_is_about(engine: FakeEngine):
     async with serving() as served:
         with Discovery(served.address) as coordinators:
