@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import os
 import time
@@ -47,6 +48,7 @@ def forget(engine: Engine) -> None:
 
 def fresh_reader(world: World, *more: str) -> Engine:
     """The world's one reader, with empty caches and counters, on a node whose agent was started anew and holds nothing."""
+    world.end_other_agents()
     world.nodes.start_agent(READER, *more)
     if world.engine is None:
         world.engine = Engine(world.model, connector=connector(world.nodes.engine(READER)))
@@ -70,20 +72,17 @@ def sees_owner(world: World, engine: Engine) -> bool:
 
 
 def reader_of(world: World, *more: str, model: Path | None = None, **options: Any) -> Engine:
-    """An engine of its own on a new node that holds nothing, once its replica is there; the readers before it are gone.
+    """An engine of its own, on a node that holds nothing, once its replica is there.
 
     options: of the engine, and `settings` of kvdir.
     """
     world.close_engine()
-    while world.readers:
-        world.nodes.children.pop(world.readers.pop()).end()
-    node = f"reader-{next(_numbers)}"
-    world.nodes.start_agent(node, *more)
-    world.readers.append(node)
+    world.end_other_agents()
+    world.nodes.start_agent(READER, *more)
     settings = options.pop("settings", {})
-    engine = Engine(model or world.model, connector=connector(world.nodes.engine(node), **settings), **options)
+    engine = Engine(model or world.model, connector=connector(world.nodes.engine(READER), **settings), **options)
     directory = engine.connector._engines[0].directory
-    wait_for(lambda: directory.replica.usable, f"the replica of {node}")
+    wait_for(lambda: directory.replica.usable, "the reader's replica")
     return engine
 
 
@@ -100,3 +99,16 @@ def worker_half() -> WorkerHalf:
 
     half: WorkerHalf = get_kv_transfer_group()._worker._half
     return half
+
+
+def zero(half: WorkerHalf, group: int, block_id: int) -> None:
+    """One block of the engine's pages."""
+    for segment in half._groups[group].pool.segments:
+        ctypes.memset(segment.address + block_id * segment.stride_bytes, 0, segment.size_bytes)
+
+
+def assert_free(engine: Engine) -> None:
+    """Nothing is held by saves any more, and every block is free again."""
+    settle(engine)
+    pool = engine.scheduler.kv_cache_manager.block_pool
+    assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1, "blocks were not given back"

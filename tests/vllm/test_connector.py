@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.vllm.connectors import connector, forget, fresh_reader, settle
+from tests.vllm.connectors import assert_free, connector, forget, fresh_reader, worker_half, zero
 from tests.vllm.world import World, assert_same, shareable
 
 
@@ -45,6 +46,21 @@ def test_answers_are_the_same_and_blocks_are_loaded_when_another_node_has_them(w
 def test_answers_are_the_same_when_all_prompts_come_at_once(world: World):
     engine = fresh_reader(world)
     assert_same(engine.generate(*world.prompts), world.right)
-    settle(engine)
-    assert engine.connector.half.held_blocks == 0
-    assert engine.scheduler.kv_cache_manager.block_pool.get_num_free_blocks() == engine.scheduler.kv_cache_config.num_blocks - 1
+    assert_free(engine)
+
+
+def test_answer_is_right_when_the_last_block_of_a_load_did_not_come(world: World, monkeypatch: pytest.MonkeyPatch):
+    engine, half = fresh_reader(world), worker_half()
+    arriving = half._arriving
+
+    def lacking(blocks: Any, load: Any, report: Any) -> set[int]:
+        bad: set[int] = arriving(blocks, load, report)
+        if blocks.group < len(half._groups) - 1:
+            return bad
+        zero(half, blocks.group, blocks.block_ids[-1])
+        return bad | {blocks.block_ids[-1]}
+
+    monkeypatch.setattr(half, "_arriving", lacking)
+    assert_same(engine.generate(world.prompts[1]), [world.right[1]])
+    assert engine.connector.totals["failed_loads"] == 1
+    assert_free(engine)

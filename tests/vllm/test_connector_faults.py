@@ -5,7 +5,6 @@ One engine for all of it, each time with empty caches and a new agent. Engines o
 
 from __future__ import annotations
 
-import ctypes
 import json
 import threading
 import time
@@ -19,7 +18,7 @@ import pytest
 import peer_agent
 from kvdir.errors import UnknownNamespace
 from kvdir.fingerprint import Fingerprints
-from tests.vllm.connectors import forget, fresh_reader, hit_again, settle, worker_half
+from tests.vllm.connectors import assert_free, forget, fresh_reader, hit_again, settle, worker_half, zero
 from tests.vllm.engines import BLOCK_TOKENS, Engine
 from tests.vllm.nodes import wait_for
 from tests.vllm.world import OWNER, READER, World, assert_same
@@ -42,13 +41,11 @@ def restored(world: World) -> Iterator[None]:
 
 @pytest.fixture
 def reader(world: World) -> Iterator[Engine]:
-    """With empty caches and an empty node. Afterwards nothing is held by saves, and every block is free again."""
+    """With empty caches and an empty node."""
     engine = fresh_reader(world)
     yield engine
     world.nodes.children[READER].go_on()
-    settle(engine)
-    pool = engine.scheduler.kv_cache_manager.block_pool
-    assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1, "blocks were not given back"
+    assert_free(engine)
 
 
 def recompute_s(world: World, engine: Engine, number: int) -> float:
@@ -159,8 +156,7 @@ def test_output_changes_when_one_loaded_block_is_zeroed(world: World, reader: En
 
     def zeroing(blocks: Any, load: Any, report: Any) -> set[int]:
         bad: set[int] = arriving(blocks, load, report)
-        for segment in half._groups[blocks.group].pool.segments:
-            ctypes.memset(segment.address + blocks.block_ids[0] * segment.stride_bytes, 0, segment.size_bytes)
+        zero(half, blocks.group, blocks.block_ids[0])
         return bad
 
     monkeypatch.setattr(half, "_arriving", zeroing)

@@ -61,7 +61,6 @@ class World:
     other_prompts: list[Prompt]
     other_right: list[Answer]
     way: Way
-    readers: list[str] = field(default_factory=list)
     engine: Engine | None = None
     copies: list[tuple[Namespace, Fingerprints, Any]] = field(default_factory=list)
 
@@ -129,6 +128,11 @@ class World:
             yield reader
         finally:
             reader.agent.end()
+
+    def end_other_agents(self) -> None:
+        """So that only the owner has anything."""
+        for name in set(self.nodes.children) - {"coordinator", OWNER}:
+            self.nodes.children.pop(name).end()
 
     def close_engine(self) -> None:
         """Before another one is made: there is one at a time."""
