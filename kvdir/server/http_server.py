@@ -157,6 +157,7 @@ class HttpServer:
                 log.exception("unexpected error answering %s", request.method)
                 response = Response(HTTPStatus.INTERNAL_SERVER_ERROR, b"internal error, logged there\n", _TEXT)
         await self._write(writer, response, close=not keep, head_only=request.method == "HEAD")
+        await asyncio.sleep(0)  # the next request may be here already: others have their turn first
         return keep
 
     async def _read(
@@ -171,7 +172,7 @@ class HttpServer:
         length = _length(headers, self._limits.body_bytes)
         if length > SMALL_BODY_BYTES:
             await stack.enter_async_context(self._large)
-        if length and headers.get("expect", "").lower() == "100-continue":
+        if length and headers.get("expect", "").lower() == "100-continue" and not writer.is_closing():
             writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         body = await reader.readexactly(length) if length else b""
         wishes = {token.strip() for token in headers.get("connection", "").lower().split(",")}
@@ -193,6 +194,8 @@ class HttpServer:
             f"HTTP/1.1 {int(response.status)} {HTTPStatus(response.status).phrase}\r\nContent-Type: {response.kind}\r\n"
             f"Content-Length: {len(response.body)}\r\n{'Connection: close' if close else 'Connection: keep-alive'}\r\n\r\n"
         )
+        if writer.is_closing():  # uvloop's transports cannot be written to any more
+            raise ConnectionResetError
         writer.write(head.encode() + (b"" if head_only else response.body))
         async with asyncio.timeout(self._limits.write_s):
             await writer.drain()

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import socket
+import struct
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import pytest
+import uvloop
 
 from kvdir.errors import ConfigError
 from kvdir.server.http_server import HttpLimits, HttpServer, Request, Response
@@ -132,6 +135,59 @@ async def test_head_is_read_at_once_when_a_value_is_thousands_of_spaces() -> Non
         async with asyncio.timeout(1.0):
             head = b"GET /health HTTP/1.1\r\nConnection: close\r\nA: b" + b" " * 16_000 + b"b\r\n\r\n"
             assert (await raw(it.address, head)).startswith(b"HTTP/1.1 200")
+
+
+async def test_others_have_their_turn_when_a_client_sends_many_calls_at_once() -> None:
+    turns, at = 0, []
+
+    async def answer(request: Request) -> Response:
+        at.append(turns)
+        return Response(200, b"{}")
+
+    server = HttpServer(answer, HttpLimits())
+    host, port = "127.0.0.1", await server.start("127.0.0.1", 0, setting="indexer_listen")
+    _, writer = await asyncio.open_connection(host, port)
+    writer.write(b"GET /health HTTP/1.1\r\n\r\n" * 300)
+    while len(at) < 300:
+        turns += 1
+        await asyncio.sleep(0)
+    assert len(set(at)) == 300
+    writer.close()
+    await server.close()
+
+
+class Watched(HttpServer):
+    """Lets a test see when a connection is gone."""
+
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.writers = [writer]
+        super()._connected(reader, writer)
+
+
+def test_nothing_is_wrong_when_a_client_resets_its_connection_before_the_answer() -> None:
+    async def reset() -> BaseException | None:
+        asked, gone = asyncio.Event(), asyncio.Event()
+
+        async def answer(request: Request) -> Response:
+            asked.set()
+            await gone.wait()
+            return Response(200, b"{}")
+
+        server = Watched(answer, HttpLimits())
+        port = await server.start("127.0.0.1", 0, setting="indexer_listen")
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.sendall(b"GET /health HTTP/1.1\r\n\r\n")
+            await asked.wait()
+        (connection,) = server._connections
+        await eventually(server.writers[0].is_closing)
+        gone.set()
+        await asyncio.wait({connection}, timeout=10)
+        await server.close()
+        return connection.exception()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as coordinators run
+        assert runner.run(reset()) is None
 
 
 async def test_refusal_is_read_when_the_client_sends_the_whole_body_first() -> None:
