@@ -126,6 +126,16 @@ def test_load_asks_for_no_more_when_a_batch_brought_nothing(rig: Rig):
     assert ended.good == frozenset(names[:1024])
 
 
+def test_load_is_over_with_the_first_batch_that_is_late_though_some_of_it_came(rig: Rig):
+    """An owner that trickles would cost load_s once for each batch otherwise."""
+    names = keys(3000)
+    rig.sessions[0].status = lambda item: LoadStatus.LATE if item == names[1030][:32] else LoadStatus.HIT_PEER
+    rig.submit(names)
+    (ended,) = rig.ended()
+    assert rig.sessions[0].calls == [1024, 1024]
+    assert ended.good == frozenset(names[:2048]) - {names[1030]}
+
+
 def test_job_ends_without_keys_when_the_session_fails(rig: Rig):
     rig.sessions[0].error = RuntimeError("boom")
     rig.submit(keys(2))

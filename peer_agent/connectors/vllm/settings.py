@@ -21,9 +21,10 @@ class Settings:
 
     weights: which weights these are, where their files are not on this node or the sampled digest is not enough: the same text
     exactly where they are the same. model: name for the directory; "": as served. lookup_ms: longest a request waits to hear
-    what there is, where the agent keeps no replica. load_s: longest a load goes on without a block arriving. store_s: longest
-    a store may take. prefill_tokens_per_s: how fast this engine computes, so that what is not worth fetching is recomputed; 0:
-    all is worth it. max_flight_bytes: host memory that loads and stores may hold up at once; more is recomputed, or not stored.
+    what there is, where the agent keeps no replica. load_s: longest 64 MiB of a load may take; what has come by then counts,
+    the rest is recomputed. store_s: longest a store may take. prefill_tokens_per_s: how fast this engine computes, so that
+    what is not worth fetching is recomputed; 0: all is worth it. max_flight_bytes: host memory that loads and stores may hold
+    up at once; more is recomputed, or not stored.
     require_salt: share only requests that carry a cache_salt. check: compare checksums once more when blocks are copied out.
     share_after_reset: go on after vLLM's reset of external caches, which says that weights may have changed.
     """

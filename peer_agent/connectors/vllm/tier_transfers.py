@@ -3,8 +3,8 @@
 Rules:
 - every job that was submitted ends exactly once, with the keys that came or went, whatever happens meanwhile; `finished` hands
   each out once, and `pending` counts what it has not handed out yet.
-- A load goes on as long as blocks arrive, batch by batch; a batch that brings none within load_s ends it. So an owner that
-  died or hangs costs one load_s, and a healthy long load is not cut off.
+- A load goes on batch by batch; one that brings nothing, or has blocks that were late after load_s, is the last. So an owner
+  that died, hangs or trickles costs one load_s, and a healthy long load is not cut off.
 - An agent that has not answered a call is not asked again for PAUSE_S: jobs end at once meanwhile, also those that waited.
 - Loads have threads of their own, since requests wait for them, and never for a store.
 - Bytes under way are bounded: beyond that a load ends at once without its keys, which are recomputed, and a store is not made.
@@ -198,7 +198,7 @@ class Transfers:
                 for status in LoadStatus:
                     if number := result.count(status):
                         counts[f"load_{status.name.lower()}"] += number
-                if not hits:
+                if not hits or result.count(LoadStatus.LATE):
                     self._ended_early("load", len(job.keys), result.reason)
                     return
 
@@ -220,7 +220,7 @@ class Transfers:
                     return
 
     def _ended_early(self, what: str, blocks: int, reason: str) -> None:
-        log.info("kvdir: a %s of %d blocks ended early: %s", what, blocks, reason or "nothing came in time")
+        log.info("kvdir: a %s of %d blocks ended early: %s", what, blocks, reason or "blocks did not come in time")
         if reason:
             self._paused_until_s = time.monotonic() + PAUSE_S
 
