@@ -47,6 +47,7 @@ class SlidingWindowSpec(AttentionSpec):
 class MambaSpec:
     block_size: int = 16
     page_size_bytes: int = 1000
+    dtypes: tuple[str, ...] = ("torch.bfloat16",)
 
 
 def hf_config(**changes: Any) -> Any:
@@ -109,6 +110,10 @@ def test_engines_do_not_share_when_their_draft_models_have_other_weights(tmp_pat
     plain, one, other, same = made("x", None), made("one", b"1"), made("other", b"2"), made("same", b"1")
     assert len({plain.digest, one.digest, other.digest}) == 3
     assert same.digest == one.digest
+
+
+def test_engines_do_not_share_when_states_of_one_size_have_other_element_types():
+    assert namespace(spec=MambaSpec(dtypes=("torch.float16",))).digest != namespace(spec=MambaSpec()).digest
 
 
 def test_engines_share_only_with_one_max_model_len_when_it_decides_the_rope_factors():

@@ -38,12 +38,15 @@ _NOT_OF_THE_MODEL = frozenset({"name_or_path", "transformers_version", "dtype", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """One KV cache group, as one rank has it. layers: their names, in order."""
+    """One KV cache group, as one rank has it. layers: their names, in order. pages: what their pages hold, as vLLM writes its
+    specification down: element types of a recurrent state, packing, quantisation, padding.
+    """
 
     number: int
     state: StateGroup
     block_tokens: int
     layers: tuple[str, ...]
+    pages: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +72,7 @@ class Identity:
         """
         layers = hashlib.blake2b(digest_size=8, person=b"kvdir-layers")
         for group in self.groups:
-            layers.update(f"{group.number}:{','.join(group.layers)};".encode())
+            layers.update(f"{group.number}:{','.join(group.layers)}:{group.pages};".encode())
         states = tuple(
             replace(group.state, block_tokens=block_tokens[group.number], bytes_override=block_bytes[group.number])
             for group in self.groups
@@ -225,7 +228,8 @@ def _seed(algorithm: str, environment: Mapping[str, str]) -> str:
 def _group(number: int, group: Any) -> Group:
     spec = group.kv_cache_spec
     names = tuple(group.layer_names)
-    return Group(number=number, state=_state(spec, len(names)), block_tokens=int(spec.block_size), layers=names)
+    state = _state(spec, len(names))
+    return Group(number=number, state=state, block_tokens=int(spec.block_size), layers=names, pages=repr(spec))
 
 
 def _state(spec: Any, layers: int) -> StateGroup:
