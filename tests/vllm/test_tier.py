@@ -132,8 +132,13 @@ def test_corrupt_bytes_on_the_wire_are_recomputed(world: World):
     spoil_arena(world)
     try:
         with world.reader("--transports", "tcp") as reader:
-            assert_added(reader.answers_right(), world.right)
-            assert reader.counted("load_corrupt") > 0
+
+            def seen() -> bool:
+                """Not at once where the machine is so busy that the first blocks are late."""
+                assert_added(reader.answers_right(), world.right)
+                return reader.counted("load_corrupt") > 0
+
+            wait_for(seen, "corrupt blocks were fetched, and found out", within_s=30)
             assert reader.counted("load_hit_peer") == 0
     finally:
         world.refill_owner()
