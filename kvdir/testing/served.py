@@ -64,7 +64,8 @@ async def serving(config: CoordinatorConfig = FAST_CONFIG) -> AsyncIterator[Serv
 
 @contextlib.asynccontextmanager
 async def publishing(served: Served, *, node: str = "raw", epoch: int = 7, **hello: Any) -> AsyncIterator[Any]:
-    """A raw publish call after its welcome, for messages that our own publisher would never send."""
+    """A raw publish call that has said hello (its welcome is yet to be read: `said`), for messages that our own publisher
+    would never send."""
     async with grpc.aio.insecure_channel(served.address) as channel:
         call = events_pb2_grpc.EventsStub(channel).Publish()
         request = encode_hello(

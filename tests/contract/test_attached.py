@@ -113,9 +113,10 @@ async def test_unknown_namespace_is_an_answer_and_too_many_fingerprints_are_an_e
             answer = await ask(attached)
             assert answer.source == "none"
             assert "no node here serves namespace" in answer.reason
-            async with publishing(served):
+            async with publishing(served) as call:
+                await said(call, "welcome")  # it is served from now on
                 with pytest.raises(TooLarge):
-                    await ask(attached, Fingerprints(bytes(8 * 5000), 8))
+                    pytest.fail((await ask(attached, Fingerprints(bytes(8 * 5000), 8))).reason)
 
 
 async def test_child_makes_connections_of_its_own_after_a_fork() -> None:

@@ -201,7 +201,8 @@ async def test_no_wrong_byte_when_an_engine_overwrites_as_fast_as_it_can(bench: 
         number = 0
         while not writing.done():
             number += 1
-            hits += (await bench.load(engine, chains[number % len(chains)], deadline_s=0.5)).hits
+            result = await bench.load(engine, chains[number % len(chains)], deadline_s=0.5)
+            hits += result.hits  # in one step: `hits += await ...` would forget what the other reader found meanwhile
 
     writing = asyncio.ensure_future(overwrite())
     await asyncio.gather(writing, read(bench.engine), read(bench.reader))
