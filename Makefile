@@ -52,6 +52,16 @@ test-sglang: setup ## The HiCache backend under SGLang's own classes, fetched on
 	@python=$$(tests/vllm/install.sh $(BIN)/python) && KVDIR_SGLANG_SITE=$$(tests/sglang/install.sh $$python) \
 	  $$python -m pytest -q -m "sglang or not sglang" tests/sglang tests/contract/test_sglang.py $(ARGS)
 
+test-ops: $(VENV)/.installed-ops $(NATIVE) ## Tests with a real Prometheus, Alertmanager and browser, which it installs if it may (ARGS="-k name")
+	@tests/ops/install.sh
+	$(BIN)/python -m pytest -q -m ops tests/ops $(ARGS)
+
+# The extra's packages alone: installing kvdir itself once more would build the native parts once more.
+$(VENV)/.installed-ops: $(VENV)/.installed
+	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["ops-tests"], sep="\n")' > $@.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement $@.txt
+	@touch $@
+
 soak: setup ## Random histories of a simulated cluster (DURATION_S=120; ARGS="--seed 7")
 	$(BIN)/python -m kvdir.testing.sim --duration-s $(DURATION_S) $(ARGS)
 
@@ -122,4 +132,4 @@ wheel: setup ## Build the abi3 wheel into dist/
 clean: ## Remove everything that was built
 	rm -rf $(VENV) $(PEERS) build dist *.egg-info $(NATIVE) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-.PHONY: help setup demo test test-redis test-vllm test-vllm-http test-sglang soak test-native lint fmt proto verify-proto docs verify-docs check bench fleet bench-read wheel clean
+.PHONY: help setup demo test test-redis test-vllm test-vllm-http test-sglang test-ops soak test-native lint fmt proto verify-proto docs verify-docs check bench fleet bench-read wheel clean
