@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvdir.cli.output import CommandFailed, emit, note, output_option, progress_bar, progress_option
+from kvdir.cli.output import CommandFailed, emit, facts, note, output_option, progress_bar, progress_option
+
+if TYPE_CHECKING:
+    from peer_agent.demo.run import DemoOptions
 
 SHIPPED = "conversation_1000.jsonl.gz"
 
@@ -80,6 +83,14 @@ class Size(click.ParamType[int]):
     multiple=True,
     help="Data planes to use, best first.  [default: shm, tcp]",
 )
+@click.option("--hold", is_flag=True, help="Serve the trace again and again until Ctrl-C, and say where page and metrics are.")
+@click.option(
+    "--rate",
+    type=click.FloatRange(min=0, min_open=True),
+    default=5.0,
+    show_default=True,
+    help="Requests a second, at most, with --hold.",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the routing.")
 @output_option
 @progress_option
@@ -89,6 +100,8 @@ def demo(
     kill: bool,
     kill_coordinator: bool,
     transports: tuple[str, ...],
+    hold: bool,
+    rate: float,
     output: str,
     progress: bool | None,
     **rest: Any,
@@ -105,6 +118,7 @@ def demo(
       kvdir demo --loss 0.2 --kill           lost events, a crashed agent: slower, never wrong
       kvdir demo --coordinators 3 --kill-coordinator   one of them crashes; at the end all agree
       kvdir demo --store auto --coordinators 2 --kill-coordinator   coordinators that share a Redis
+      kvdir demo --hold --loss 0.05          something to look at: page and metrics, until Ctrl-C
       kvdir demo --trace full.jsonl --requests 5000 --nodes 8 --output json
 
     Exit code 1 if a byte was wrong or a request failed.
@@ -124,6 +138,9 @@ def demo(
         transports=transports or ("shm", "tcp"),
         **rest,
     )
+    if hold:
+        _hold(options, blocks, rate, output)
+        return
     with progress_bar("starting", len(blocks), show=progress) as advance:
         figures = run_demo(options, blocks, progress=lambda: advance(1, "requests"))
     emit(figures, lambda: view(figures), output=output)
@@ -133,6 +150,29 @@ def demo(
         raise CommandFailed(
             f"{figures['corrupt']} corrupt blocks, {figures['failed_requests']} failed requests: both must be 0, report it"
         )
+
+
+def _hold(options: DemoOptions, requests: list[Any], per_s: float, output: str) -> None:
+    from peer_agent.demo.hold import run_held
+
+    def ready(said: dict[str, Any]) -> None:
+        emit(said, lambda: _ready_view(said), output=output)
+
+    held = run_held(options, requests, per_s=per_s, ready=ready)
+    note(f"stopped after {held.requests:,} requests: {held.hits:,} of {held.blocks:,} blocks were hits; nothing is left behind")
+    if held.wrong:
+        raise CommandFailed(f"{held.wrong} blocks were handed out with wrong bytes: must be 0, report it")
+
+
+def _ready_view(said: dict[str, Any]) -> object:
+    return facts(
+        [
+            ("page", said["page"]),
+            *(("coordinator", child["grpc"]) for child in said["coordinators"]),
+            *(("metrics", url) for url in said["metrics"]),
+            ("stop it", "with Ctrl-C; nothing is left behind"),
+        ]
+    )
 
 
 def read_requests(trace: Path | None, limit: int) -> list[Any]:

@@ -7,9 +7,9 @@ import contextlib
 import random
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import uvloop
 
@@ -28,6 +28,8 @@ from peer_agent.demo.outage import CoordinatorOutage, Outage, merged
 from peer_agent.demo.settle import settle
 from peer_agent.demo.store import MEMORY, demo_store
 from peer_agent.demo.workload import Tally, Workload
+
+T = TypeVar("T")
 
 REQUESTS_PER_NODE = 2
 SETTLE_S = 15.0
@@ -62,19 +64,24 @@ def run_demo(
     progress: Callable[[], None] = lambda: None,
     ready: Callable[[DemoCluster], None] = lambda cluster: None,
 ) -> dict[str, Any]:
-    """Runs it on an event loop of its own; SIGTERM ends it as Ctrl-C does, with everything cleaned up."""
+    """Runs it on an event loop of its own. CommandFailed when SIGTERM ended it."""
+    try:
+        return until_terminated(lambda: demo(options, requests, progress=progress, ready=ready))
+    except asyncio.CancelledError:
+        raise CommandFailed("stopped by SIGTERM; processes and arenas are gone") from None
 
-    async def main() -> dict[str, Any]:
+
+def until_terminated(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Runs it; SIGTERM cancels it as Ctrl-C does, with everything cleaned up, and then CancelledError is raised."""
+
+    async def main() -> T:
         task = asyncio.current_task()
         assert task is not None
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-        return await demo(options, requests, progress=progress, ready=ready)
+        return await work()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        try:
-            return runner.run(main())
-        except asyncio.CancelledError:
-            raise CommandFailed("stopped by SIGTERM; processes and arenas are gone") from None
+        return runner.run(main())
 
 
 async def demo(
@@ -96,25 +103,10 @@ async def _demo(
     progress: Callable[[], None],
     ready: Callable[[DemoCluster], None],
 ) -> dict[str, Any]:
-    namespace = trace_namespace(block_bytes=options.block_bytes)
-    plan = ClusterPlan(
-        namespace=namespace,
-        nodes=options.nodes,
-        blocks_per_node=options.blocks_per_node,
-        loss=options.loss,
-        transports=options.transports,
-        coordinators=options.coordinators,
-        replica=options.replica,
-        store=store,
-    )
+    plan = plan_of(options, store)
     async with demo_cluster(plan) as cluster:
         watch = Watch(cluster)
-        async with contextlib.AsyncExitStack() as stack:
-            engines = []
-            for node in range(plan.nodes):
-                engine = await aio.connect(cluster.engine_address(node), namespace=namespace, engine=f"demo-{node}")
-                stack.push_async_callback(engine.close)
-                engines.append(engine)
+        async with attached(cluster) as engines:
             ready(cluster)
             without_peers = WithoutPeers(nodes=plan.nodes, blocks_per_node=cluster.blocks_per_node(0))
             began_s = time.monotonic()
@@ -139,6 +131,33 @@ async def _demo(
         hit_ratio_without_peers=without_peers.hit_ratio,
     )
     return report.document(run, tally, settled, lives)
+
+
+def plan_of(options: DemoOptions, store: str) -> ClusterPlan:
+    """store: URL of the one there is, or memory."""
+    return ClusterPlan(
+        namespace=trace_namespace(block_bytes=options.block_bytes),
+        nodes=options.nodes,
+        blocks_per_node=options.blocks_per_node,
+        loss=options.loss,
+        transports=options.transports,
+        coordinators=options.coordinators,
+        replica=options.replica,
+        store=store,
+    )
+
+
+@contextlib.asynccontextmanager
+async def attached(cluster: DemoCluster) -> AsyncIterator[list[aio.Engine]]:
+    """One engine client a node."""
+    async with contextlib.AsyncExitStack() as stack:
+        engines = []
+        for node in range(cluster.plan.nodes):
+            address = cluster.engine_address(node)
+            engine = await aio.connect(address, namespace=cluster.plan.namespace, engine=f"demo-{node}")
+            stack.push_async_callback(engine.close)
+            engines.append(engine)
+        yield engines
 
 
 async def _serve(

@@ -63,7 +63,7 @@ class Workload:
     """Runs requests against one engine client a node. `actions`: awaited before the request of that number and all that follow.
 
     compute_s: how long recomputing one block takes. Without it a node whose agent is dead would be the fastest of all, and
-    draw every request.
+    draw every request. pause_s: least time between two requests.
     """
 
     def __init__(
@@ -76,6 +76,7 @@ class Workload:
         deadline_s: float,
         in_flight: int,
         compute_s: float = 0.0,
+        pause_s: float = 0.0,
         actions: Mapping[int, Action] | None = None,
         progress: Callable[[], None] = lambda: None,
     ) -> None:
@@ -86,6 +87,7 @@ class Workload:
         self._deadline_s = deadline_s
         self._in_flight = in_flight
         self._compute_s = compute_s
+        self._pause_s = pause_s
         self._actions = dict(actions or {})
         self._progress = progress
         self._turn = asyncio.Lock()
@@ -111,6 +113,8 @@ class Workload:
     async def _next(self, source: Iterator[Request]) -> Request | None:
         """The next request in order; None at the end. An action holds every worker, because each passes here."""
         async with self._turn:
+            if self._pause_s:
+                await asyncio.sleep(self._pause_s)
             request = next(source, None)
             if request is not None and (action := self._actions.pop(request.number, None)) is not None:
                 await action()

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from kvdir.client.aio import DirectoryClient
 from kvdir.testing.wait import eventually
 from peer_agent.demo.cluster import SHARED_MEMORY, arena_directory, remove_leftovers
 
@@ -171,6 +172,29 @@ async def test_everything_ends_when_the_demo_is_interrupted(trace: Path, number:
         demo.send_signal(number)
         await eventually(lambda: _gone([demo, *children]), within_s=60, what="demo and children have ended")
         assert not list(SHARED_MEMORY.glob(f"kvdir-demo-{demo.pid}-*"))
+
+
+async def test_it_serves_until_it_is_told_to_stop_when_held(trace: Path) -> None:
+    options = ["--hold", "--rate", "200", "--trace", str(trace), "--output", "json", *SMALL]
+    command = [sys.executable, "-m", "kvdir", "demo", *options]
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
+    assert process.stdout is not None
+    try:
+        ready = json.loads(await asyncio.wait_for(process.stdout.readline(), 60))
+        assert len(ready["metrics"]) == 4
+        async with DirectoryClient(ready["coordinators"][0]["grpc"]) as client:
+            views = await client.nodes(deadline_s=10)
+        assert {view.trust.node for view in views} == {agent["node"] for agent in ready["agents"]}
+        process.send_signal(signal.SIGTERM)
+    except BaseException:
+        process.kill()
+        raise
+    finally:
+        rest, words = await process.communicate()
+    assert (process.returncode, rest) == (0, b"")
+    assert b"were hits" in words
+    assert not list(SHARED_MEMORY.glob(f"kvdir-demo-{process.pid}-*"))
 
 
 async def test_children_end_and_the_next_demo_cleans_up_when_the_demo_is_killed(trace: Path) -> None:
