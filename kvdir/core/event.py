@@ -87,13 +87,43 @@ class OwnerCount:
     digest: bytes = b""
 
 
+class ReadSource(NamedTuple):
+    """What a peer gave, of which every byte was verified."""
+
+    node: str
+    blocks: int
+    bytes: int
+
+
+READ_SOURCES = 8
+"""Peers that a heartbeat names at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFigures:
+    """What became of the blocks that a node's engines asked it for, since its epoch began. Blocks where no unit is named.
+
+    read_bytes: from peers, verified. sources: of these, the peers that gave most, most first, at most READ_SOURCES.
+    """
+
+    hit_local: int = 0
+    hit_peer: int = 0
+    miss: int = 0
+    stale: int = 0
+    corrupt: int = 0
+    late: int = 0
+    skipped: int = 0
+    read_bytes: int = 0
+    sources: tuple[ReadSource, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class HeartbeatFigures:
     """What the agent adds to a heartbeat.
 
     counts: complete (what is not named is not held), as of the outbox's `last_seq` at the moment of the call; None: not stated.
     oldest_use_ms: since the block that would be evicted next was last used; 0: none would be. read_bytes_per_s: rate of the
-    newest reads from peers; 0: none yet.
+    newest reads from peers; 0: none yet. reads: None: not stated.
     """
 
     used_bytes: int = 0
@@ -101,6 +131,7 @@ class HeartbeatFigures:
     counts: tuple[OwnerCount, ...] | None = None
     oldest_use_ms: int = 0
     read_bytes_per_s: int = 0
+    reads: ReadFigures | None = None
 
 
 class Doubt(NamedTuple):

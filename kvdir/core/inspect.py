@@ -39,6 +39,7 @@ def _node_view(stream: Stream, now_s: float) -> NodeView:
         untrusted_s=cursor.untrusted_total_s + (0.0 if trusted else now_s - cursor.untrusted_since_s),
         started_unix_ms=stream.started_unix_ms,
         namespaces=tuple(sorted(stream.namespaces)),
+        reads=stream.figures.reads,
     )
 
 

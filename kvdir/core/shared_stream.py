@@ -346,6 +346,7 @@ class SharedStream:
             untrusted_s=cursor.untrusted_total_s + (0.0 if trusted else now_s - cursor.untrusted_since_s),
             started_unix_ms=self.started_unix_ms,
             namespaces=tuple(sorted(self.namespaces)),
+            reads=self.figures.reads,
         )
 
     def _holding(self, key: HolderKey, held: Held) -> HoldingView:

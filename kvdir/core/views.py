@@ -6,6 +6,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from kvdir.core.event import ReadFigures
 from kvdir.core.trust import Convergent, Cumulative
 from kvdir.location import NodeTrust
 
@@ -24,7 +25,10 @@ class HoldingView:
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """One node. Sequence numbers and counts are of the current epoch. namespaces: digests of all that it announced."""
+    """One node. Sequence numbers and counts are of the current epoch. namespaces: digests of all that it announced.
+
+    reads: what its newest heartbeat said of its own loads; None: it has not.
+    """
 
     trust: NodeTrust
     last_seq: int
@@ -41,6 +45,7 @@ class NodeView:
     sketches: int = 0
     missed_events: int = 0
     namespaces: tuple[bytes, ...] = ()
+    reads: ReadFigures | None = None
 
 
 class ViewScope(enum.IntEnum):

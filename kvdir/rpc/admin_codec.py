@@ -15,6 +15,7 @@ from kvdir.core.views import (
     ViewScope,
 )
 from kvdir.location import PROTOCOL_VERSION
+from kvdir.rpc.event_codec import decode_reads, encode_reads
 from kvdir.rpc.lookup_codec import decode_trust, encode_trust
 from kvdir.v1 import admin_pb2, common_pb2
 
@@ -67,6 +68,7 @@ def encode_node(view: NodeView, *, now_s: float) -> admin_pb2.NodeInfo:
         untrusted_ms=int(view.untrusted_s * 1000),
         started_unix_ms=view.started_unix_ms,
         namespace_digests=view.namespaces,
+        reads=encode_reads(view.reads) if view.reads is not None else None,
     )
 
 
@@ -99,6 +101,7 @@ def decode_node(info: admin_pb2.NodeInfo, *, now_s: float) -> NodeView:
         ),
         untrusted_s=info.untrusted_ms / 1000,
         started_unix_ms=info.started_unix_ms,
+        reads=decode_reads(info.reads) if info.HasField("reads") else None,
     )
 
 

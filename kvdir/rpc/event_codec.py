@@ -11,6 +11,7 @@ from kvdir.core.directory import Hello
 from kvdir.core.effects import RequestSketch
 from kvdir.core.event import (
     NO_DOUBT,
+    READ_SOURCES,
     Batch,
     Doubt,
     Event,
@@ -19,6 +20,8 @@ from kvdir.core.event import (
     Heartbeat,
     HeartbeatFigures,
     OwnerCount,
+    ReadFigures,
+    ReadSource,
     SnapshotChunk,
 )
 from kvdir.core.feedback import StaleReport
@@ -92,8 +95,37 @@ def decode_heartbeat(heartbeat: events_pb2.Heartbeat) -> Heartbeat:
         counts if heartbeat.counted else None,
         heartbeat.oldest_use_ms,
         heartbeat.read_bytes_per_s,
+        decode_reads(heartbeat.reads) if heartbeat.HasField("reads") else None,
     )
     return Heartbeat(heartbeat.last_seq, figures, heartbeat.dropped_events, _decode_doubt(heartbeat.doubt))
+
+
+def encode_reads(reads: ReadFigures) -> events_pb2.ReadFigures:
+    return events_pb2.ReadFigures(
+        hit_local_blocks=reads.hit_local,
+        hit_peer_blocks=reads.hit_peer,
+        miss_blocks=reads.miss,
+        stale_blocks=reads.stale,
+        corrupt_blocks=reads.corrupt,
+        late_blocks=reads.late,
+        skipped_blocks=reads.skipped,
+        read_bytes=reads.read_bytes,
+        sources=[events_pb2.ReadSource(node=node, blocks=blocks, bytes=size) for node, blocks, size in reads.sources],
+    )
+
+
+def decode_reads(reads: events_pb2.ReadFigures) -> ReadFigures:
+    return ReadFigures(
+        hit_local=reads.hit_local_blocks,
+        hit_peer=reads.hit_peer_blocks,
+        miss=reads.miss_blocks,
+        stale=reads.stale_blocks,
+        corrupt=reads.corrupt_blocks,
+        late=reads.late_blocks,
+        skipped=reads.skipped_blocks,
+        read_bytes=reads.read_bytes,
+        sources=tuple(ReadSource(item.node, item.blocks, item.bytes) for item in reads.sources[:READ_SOURCES]),
+    )
 
 
 def _decode_doubt(doubt: events_pb2.Doubt) -> Doubt:
@@ -125,6 +157,7 @@ def encode_heartbeat(epoch: int, heartbeat: Heartbeat) -> events_pb2.PublishRequ
             counted=figures.counts is not None,
             oldest_use_ms=figures.oldest_use_ms,
             read_bytes_per_s=figures.read_bytes_per_s,
+            reads=encode_reads(figures.reads) if figures.reads is not None else None,
             doubt=_encode_doubt(heartbeat.doubt),
         )
     )

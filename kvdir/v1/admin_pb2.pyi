@@ -34,7 +34,7 @@ class NodesResponse(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeInfo, _Mapping]]] = ...) -> None: ...
 
 class NodeInfo(_message.Message):
-    __slots__ = ("trust", "last_seq", "announced_seq", "gaps", "replays", "snapshots", "used_bytes", "capacity_bytes", "dropped_events", "holdings", "untrusted_ms", "started_unix_ms", "sketches", "missed_events", "namespace_digests")
+    __slots__ = ("trust", "last_seq", "announced_seq", "gaps", "replays", "snapshots", "used_bytes", "capacity_bytes", "dropped_events", "holdings", "untrusted_ms", "started_unix_ms", "sketches", "missed_events", "namespace_digests", "reads")
     TRUST_FIELD_NUMBER: _ClassVar[int]
     LAST_SEQ_FIELD_NUMBER: _ClassVar[int]
     ANNOUNCED_SEQ_FIELD_NUMBER: _ClassVar[int]
@@ -50,6 +50,7 @@ class NodeInfo(_message.Message):
     SKETCHES_FIELD_NUMBER: _ClassVar[int]
     MISSED_EVENTS_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    READS_FIELD_NUMBER: _ClassVar[int]
     trust: _common_pb2.NodeTrust
     last_seq: int
     announced_seq: int
@@ -65,7 +66,8 @@ class NodeInfo(_message.Message):
     sketches: int
     missed_events: int
     namespace_digests: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, trust: _Optional[_Union[_common_pb2.NodeTrust, _Mapping]] = ..., last_seq: _Optional[int] = ..., announced_seq: _Optional[int] = ..., gaps: _Optional[int] = ..., replays: _Optional[int] = ..., snapshots: _Optional[int] = ..., used_bytes: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., dropped_events: _Optional[int] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., untrusted_ms: _Optional[int] = ..., started_unix_ms: _Optional[int] = ..., sketches: _Optional[int] = ..., missed_events: _Optional[int] = ..., namespace_digests: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    reads: _events_pb2.ReadFigures
+    def __init__(self, trust: _Optional[_Union[_common_pb2.NodeTrust, _Mapping]] = ..., last_seq: _Optional[int] = ..., announced_seq: _Optional[int] = ..., gaps: _Optional[int] = ..., replays: _Optional[int] = ..., snapshots: _Optional[int] = ..., used_bytes: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., dropped_events: _Optional[int] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., untrusted_ms: _Optional[int] = ..., started_unix_ms: _Optional[int] = ..., sketches: _Optional[int] = ..., missed_events: _Optional[int] = ..., namespace_digests: _Optional[_Iterable[bytes]] = ..., reads: _Optional[_Union[_events_pb2.ReadFigures, _Mapping]] = ...) -> None: ...
 
 class Holding(_message.Message):
     __slots__ = ("namespace_digest", "tier", "blocks", "bytes", "owner_blocks", "owner_at_seq")

@@ -93,7 +93,7 @@ class Event(_message.Message):
     def __init__(self, kind: _Optional[_Union[EventKind, str]] = ..., tier: _Optional[_Union[_common_pb2.Tier, str]] = ..., namespace_digest: _Optional[bytes] = ..., fingerprints: _Optional[_Union[_common_pb2.Fingerprints, _Mapping]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("epoch", "last_seq", "used_bytes", "capacity_bytes", "dropped_events", "counts", "counted", "oldest_use_ms", "read_bytes_per_s", "doubt")
+    __slots__ = ("epoch", "last_seq", "used_bytes", "capacity_bytes", "dropped_events", "counts", "counted", "oldest_use_ms", "read_bytes_per_s", "doubt", "reads")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     LAST_SEQ_FIELD_NUMBER: _ClassVar[int]
     USED_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -104,6 +104,7 @@ class Heartbeat(_message.Message):
     OLDEST_USE_MS_FIELD_NUMBER: _ClassVar[int]
     READ_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     DOUBT_FIELD_NUMBER: _ClassVar[int]
+    READS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     last_seq: int
     used_bytes: int
@@ -114,7 +115,40 @@ class Heartbeat(_message.Message):
     oldest_use_ms: int
     read_bytes_per_s: int
     doubt: Doubt
-    def __init__(self, epoch: _Optional[int] = ..., last_seq: _Optional[int] = ..., used_bytes: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., dropped_events: _Optional[int] = ..., counts: _Optional[_Iterable[_Union[OwnerCount, _Mapping]]] = ..., counted: bool = ..., oldest_use_ms: _Optional[int] = ..., read_bytes_per_s: _Optional[int] = ..., doubt: _Optional[_Union[Doubt, _Mapping]] = ...) -> None: ...
+    reads: ReadFigures
+    def __init__(self, epoch: _Optional[int] = ..., last_seq: _Optional[int] = ..., used_bytes: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., dropped_events: _Optional[int] = ..., counts: _Optional[_Iterable[_Union[OwnerCount, _Mapping]]] = ..., counted: bool = ..., oldest_use_ms: _Optional[int] = ..., read_bytes_per_s: _Optional[int] = ..., doubt: _Optional[_Union[Doubt, _Mapping]] = ..., reads: _Optional[_Union[ReadFigures, _Mapping]] = ...) -> None: ...
+
+class ReadFigures(_message.Message):
+    __slots__ = ("hit_local_blocks", "hit_peer_blocks", "miss_blocks", "stale_blocks", "corrupt_blocks", "late_blocks", "skipped_blocks", "read_bytes", "sources")
+    HIT_LOCAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    HIT_PEER_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    MISS_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    STALE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CORRUPT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    LATE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    READ_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    hit_local_blocks: int
+    hit_peer_blocks: int
+    miss_blocks: int
+    stale_blocks: int
+    corrupt_blocks: int
+    late_blocks: int
+    skipped_blocks: int
+    read_bytes: int
+    sources: _containers.RepeatedCompositeFieldContainer[ReadSource]
+    def __init__(self, hit_local_blocks: _Optional[int] = ..., hit_peer_blocks: _Optional[int] = ..., miss_blocks: _Optional[int] = ..., stale_blocks: _Optional[int] = ..., corrupt_blocks: _Optional[int] = ..., late_blocks: _Optional[int] = ..., skipped_blocks: _Optional[int] = ..., read_bytes: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[ReadSource, _Mapping]]] = ...) -> None: ...
+
+class ReadSource(_message.Message):
+    __slots__ = ("node", "blocks", "bytes")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    blocks: int
+    bytes: int
+    def __init__(self, node: _Optional[str] = ..., blocks: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class OwnerCount(_message.Message):
     __slots__ = ("namespace_digest", "tier", "blocks", "digest")

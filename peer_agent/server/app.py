@@ -357,6 +357,7 @@ class Agent:
             self.store,
             self.stager.pools,
             read_bytes_per_s=lambda: self.reader.counters.read_bytes_per_s,
+            reads=lambda: self.reader.counters.figures(),
             loss=self.config.event_loss,
             rng=random.Random(self.epoch),
         )

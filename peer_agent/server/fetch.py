@@ -128,6 +128,9 @@ class Fetcher:
         committed = self._commit(reading, reserved, at[arrived])
         load.peer_bytes += len(committed) * load.block_bytes
         self._counters.peer_bytes += len(committed) * load.block_bytes
+        if len(committed):
+            node = reading.source.peer.node
+            self._counters.sources.add(node, blocks=len(committed), bytes=len(committed) * load.block_bytes)
         self._counters.hedged_bytes += (int(np.count_nonzero(arrived)) - len(committed)) * load.block_bytes
         if outcome is None or outcome.settled.done():
             self._store.abort(number, session=AGENT)

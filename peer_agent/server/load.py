@@ -8,12 +8,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from kvdir.core.event import READ_SOURCES, ReadFigures
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import NodeTrust
 from peer_agent.core.cost import Recompute
 from peer_agent.core.effects import LoadStatus
 from peer_agent.core.nominees import Claim
 from peer_agent.core.plan import ReadPlan
+from peer_agent.core.read_sources import ReadSources
 from peer_agent.core.records import BLOCK_RECORD
 from peer_agent.core.schedule import Priority
 from peer_agent.server.ratios import Ratios
@@ -63,6 +65,15 @@ class ReaderCounters:
     saved_s: float = 0.0
     spent_s: float = 0.0
     predictions: Ratios = field(default_factory=Ratios)  # of whole loads: took / predicted
+    sources: ReadSources = field(default_factory=ReadSources)
+
+    def figures(self) -> ReadFigures:
+        """For a heartbeat."""
+        return ReadFigures(
+            **{status.name.lower(): count for status, count in self.blocks.items()},
+            read_bytes=self.peer_bytes,
+            sources=self.sources.most(READ_SOURCES),
+        )
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

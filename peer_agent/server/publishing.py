@@ -15,7 +15,7 @@ from functools import partial
 from kvdir.client.discovery import Discovery
 from kvdir.client.publisher import Publisher, PublisherIdentity, PublisherStats
 from kvdir.client.publishers import Publishers
-from kvdir.core.event import Event, EvictRequest, EvictResult, HeartbeatFigures, OwnerCount
+from kvdir.core.event import Event, EvictRequest, EvictResult, HeartbeatFigures, OwnerCount, ReadFigures
 from kvdir.core.outbox import OwnerOutbox
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import Tier
@@ -42,12 +42,14 @@ class Publishing:
         pools: DevicePools,
         *,
         read_bytes_per_s: Callable[[], float],
+        reads: Callable[[], ReadFigures],
         loss: float,
         rng: random.Random,
     ) -> None:
         self._store = store
         self._pools = pools
         self._read_bytes_per_s = read_bytes_per_s
+        self._reads = reads
         self._outbox = outbox
         self._node = identity.node
         new_publisher = partial(
@@ -150,4 +152,5 @@ class Publishing:
             ),
             oldest_use_ms=int(1000 * self._store.oldest_use_s()),
             read_bytes_per_s=int(self._read_bytes_per_s()),
+            reads=self._reads(),
         )
