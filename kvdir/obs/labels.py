@@ -1,0 +1,61 @@
+"""Labels of metrics with what bounds them, and the buckets of histograms. Used by definitions.py only."""
+
+from __future__ import annotations
+
+from kvdir.core.repair import Ask
+from kvdir.core.views import ViewScope
+from kvdir.location import StreamState
+from kvdir.obs.definition import Label
+
+MAX_NODES = 512
+"""Nodes with series of their own at a coordinator; in larger fleets those in trouble come first, the rest is `other`."""
+
+CALL_BUCKETS_S = tuple(50e-6 * 2**step for step in range(15))
+"""50 us to 0.8 s, each twice the one before: a quantile is off by a factor of two at most."""
+TRANSFER_BUCKETS_S = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.0)
+AGE_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+RATIO_BUCKETS = (0.25, 0.5, 0.71, 0.87, 1.0, 1.15, 1.41, 2.0, 4.0, 8.0, 16.0)
+"""About symmetric around a right prediction."""
+
+METHOD = Label("method", bound=32, why="methods that the server has")
+CODE = Label("code", bound=17, why="codes of gRPC")
+NODE = Label("node", bound=MAX_NODES, why="nodes, those in trouble first")
+REASON = Label("reason", bound=16, why="reasons in the code")
+SUBJECT = Label("subject", bound=64, why="configured quotas")
+SCOPE = Label("scope", tuple(scope.name.lower() for scope in ViewScope))
+STATE = Label("state", tuple(state.name.lower() for state in StreamState))
+REPAIR = Label("kind", tuple(ask.value for ask in Ask))
+NAMESPACE = Label("namespace", bound=32, why="namespaces that the agent serves")
+COORDINATOR = Label("coordinator", bound=8, why="coordinators published to")
+PLANE = Label("plane", bound=8, why="data planes of the build")
+STREAM = Label("stream", bound=12, why="engines followed")
+STATUS = Label("status", ("miss", "hit_local", "hit_peer", "stale", "corrupt", "late", "skipped"))
+PRIORITY = Label("priority", ("load", "prefetch", "replication"))
+
+RELOAD = Label("outcome", ("used", "refused"))
+SPAN = Label("outcome", ("exported", "dropped", "failed"))
+TRUSTED = Label("trusted", ("true", "false"))
+FATE = Label("fate", ("forgotten", "spared"))
+LANE = Label("lane", bound=12, why="lanes of the transport libraries")
+TRANSPORT = Label("transport", bound=12, why="transports of the libraries")
+HANDSHAKE = Label("outcome", ("handshakes", "not_tls", "no_certificate", "untrusted", "refused_us", "broken", "unfinished"))
+NOMINATOR = Label("source", ("replica", "coordinator", "none"))
+FINDING = Label("kind", bound=12, why="kinds in the code")
+BUILD = tuple(Label(name, bound=1, why="this process") for name in ("version", "python", "protocol"))
+REPAIRED = Label("outcome", ("asked", "done", "failed"))
+VERDICT = Label("verdict", ("within", "untrusted", "settling", "dry-run", "evicting"))
+SLOT = Label("state", ("free", "reserved", "committed", "retired", "quarantined"))
+GUARD = Label("by", ("lock", "pin"))
+ACCEPTED = Label("state", ("accepted", "room"))
+STAGED = Label("outcome", ("staged", "overwritten", "late", "failed"))
+SOURCE = Label("source", ("local", "peer"))
+METADATA = Label("kind", ("lookup", "lock", "unlock", "report"))
+ANSWER = Label("answer", ("held", "stale"))
+PREFETCH = Label("outcome", ("brought", "used", "unused"))
+UNUSED = Label("why", ("hedged", "late", "prefetched"))
+SERVING_FAULT = Label("reason", ("refused", "torn", "protocol_errors", "connections_refused"))
+CAPABILITY = Label("reason", ("missing", "unreadable", "signature", "expired", "foreign", "released"))
+PORT = Label("port", ("grpc", "data"))
+REFUSAL = Label("reason", ("no_identity", "role", "tenant", "capability"))
+LIMIT = Label("limit", ("request_bytes", "rate", "streams", "watchers", "connections"))
+AUDITED = Label("outcome", ("done", "refused", "failed"))

@@ -1,0 +1,64 @@
+"""Figures of a daemon's parts that have no collector of their own: TLS, policy, limits, capabilities, logs, spans, the process.
+
+Rules: only metrics that definitions.py declares for it, each exposed from the start; cheap enough for whatever happens at most
+some thousand times a second (a lookup of a dict and an addition; hot paths count in plain ints of their own). Any thread may
+add: a count that two threads make at the same instant may be lost, none is ever invented.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+
+from kvdir.obs.definition import Buckets, Family, Kind
+from kvdir.obs.definitions import DEFINITIONS, family, tallied
+
+
+class Tally:
+    """prefix: "kvdir" or "peer_agent"; names are given without it."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self._counts: dict[str, dict[tuple[str, ...], float]] = {name: {} for name in tallied(prefix)}
+        self._reads: dict[tuple[str, tuple[str, ...]], Callable[[], float]] = {}
+        self._buckets = {
+            name: Buckets([0] * (len(DEFINITIONS[name].buckets) + 1))
+            for name in self._counts
+            if DEFINITIONS[name].kind is Kind.HISTOGRAM
+        }
+
+    def add(self, name: str, *labels: str, amount: float = 1) -> None:
+        """One more. Raises KeyError for a metric that is not declared."""
+        counts = self._counts[f"{self._prefix}_{name}"]
+        counts[labels] = counts.get(labels, 0) + amount
+
+    def set(self, name: str, value: float, *labels: str) -> None:
+        """A gauge, or an info (1)."""
+        self._counts[f"{self._prefix}_{name}"][labels] = value
+
+    def watch(self, name: str, read: Callable[[], float], *labels: str) -> None:
+        """Asked at every scrape, on the scraper's thread: it reads plain values only. In the place of an earlier one."""
+        full = f"{self._prefix}_{name}"
+        if full not in self._counts:
+            raise KeyError(full)
+        self._reads[full, labels] = read
+
+    def observe(self, name: str, value: float) -> None:
+        """Into a histogram without labels."""
+        full = f"{self._prefix}_{name}"
+        buckets = self._buckets[full]
+        buckets.counts[bisect_left(DEFINITIONS[full].buckets, value)] += 1
+        buckets.sum += value
+
+    def families(self) -> Iterator[Family]:
+        """One for every metric that it may have."""
+        for name, counts in self._counts.items():
+            out = family(name)
+            if name in self._buckets:
+                out.add_buckets(self._buckets[name])
+            for labels, count in tuple(counts.items()):
+                out.add(count, *labels)
+            for (watched, labels), read in tuple(self._reads.items()):
+                if watched == name:
+                    out.add(read(), *labels)
+            yield out
