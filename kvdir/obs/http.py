@@ -22,13 +22,16 @@ from kvdir.errors import ConfigError
 Probe = Callable[[], str]
 """Returns why not, or an empty string."""
 
+Further = Callable[[BaseHTTPRequestHandler], None]
+"""Answers a request for any other path, on the thread of its connection. It may take the connection over
+(`request.connection.detach()`), and so give the thread back while it goes on writing."""
+
 
 class HttpSide:
     """Serves from construction until `close`. Raises ConfigError if the port cannot be had.
 
     alive, ready: probes. remark: added when it is ready. refresh: brings the collector up to date before a scrape.
-    All are called on the HTTP thread, so they may only read plain values, or hand work to the event loop and wait for it a
-    bounded time.
+    further: answers what is asked for beside that. All are called on the HTTP thread, so they may only read plain values, or hand work to the event loop and wait for it a bounded time. setting: that the address comes from, for errors.
     """
 
     def __init__(
@@ -40,6 +43,8 @@ class HttpSide:
         ready: Probe,
         remark: Probe = lambda: "",
         refresh: Callable[[], None] = lambda: None,
+        further: Further | None = None,
+        setting: str = "http_listen",
     ) -> None:
         registry = CollectorRegistry()
         registry.register(collector)
@@ -54,14 +59,16 @@ class HttpSide:
                 "/healthz": lambda: _probe(alive),
                 "/readyz": lambda: _probe(ready, remark),
             }
+            beside = staticmethod(further or _nothing_else)
 
+        flag = setting.replace("_", "-")
         try:
             self._server = _Server(address, Handler)
         except OSError as error:
             raise ConfigError(
                 [
-                    f"http_listen: {address[0]}:{address[1]} cannot be used ({error.strerror}): "
-                    "stop the process that has it, or give another port with --http-listen (0 takes a free one)"
+                    f"{setting}: {address[0]}:{address[1]} cannot be used ({error.strerror}): "
+                    f"stop the process that has it, or give another port with --{flag} (0 takes a free one)"
                 ]
             ) from error
         self.address: tuple[str, int] = (address[0], self._server.server_address[1])
@@ -109,16 +116,35 @@ class _Server(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     pages: dict[str, Callable[[], tuple[int, str, bytes]]]
+    beside: Further
     timeout = 5.0  # of the socket: a client that sends nothing does not keep a thread
 
     def do_GET(self) -> None:
         page = self.pages.get(self.path.partition("?")[0])
-        status, kind, body = page() if page else (404, "text/plain", b"try /metrics, /healthz, /readyz\n")
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        if page is None:
+            self.beside(self)
+        else:
+            send(self, *page())
+
+    def do_HEAD(self) -> None:
+        self.beside(self)
+
+    def do_POST(self) -> None:
+        self.beside(self)
 
     def log_message(self, format: str, *args: object) -> None:
         """Silent: probes come every few seconds."""
+
+
+def send(request: BaseHTTPRequestHandler, status: int, kind: str, body: bytes) -> None:
+    """A whole answer. kind: Content-Type."""
+    request.send_response(status)
+    request.send_header("Content-Type", kind)
+    request.send_header("Content-Length", str(len(body)))
+    request.end_headers()
+    if request.command != "HEAD":
+        request.wfile.write(body)
+
+
+def _nothing_else(request: BaseHTTPRequestHandler) -> None:
+    send(request, 404, "text/plain", b"try /metrics, /healthz, /readyz\n")
