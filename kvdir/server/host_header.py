@@ -1,8 +1,8 @@
 """Whether a browser was sent here by a name that is not ours: DNS rebinding.
 
-A page of somebody else's can have its name resolve to 127.0.0.1 and then read what is served there as if it were its own, because a
-browser compares names. The Host header still says that name. Nobody can have an address, or localhost, resolve elsewhere: those
-are let in, and the names that are given. Does not: say who asks; a program may send any Host it likes.
+A page of somebody else's can have its name resolve to 127.0.0.1 and then read what is served there as if it were its own,
+because a browser compares names. The Host header still says that name. Nobody can have an address, or localhost, resolve
+elsewhere: those are let in, and the names that are given. Does not: say who asks; a program may send any Host it likes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Collection
 
 
 def host_fault(header: str | None, *, names: Collection[str] = ()) -> str:
-    """Why a request with this Host header is not answered, in words; empty when it is. names: beside addresses and localhost."""
+    """Why a request with this Host header is not answered, in words; or empty. names: beside addresses and localhost."""
     host = name_of(header or "")
     if not host:
         return "the Host header is missing or cannot be read"
