@@ -31,8 +31,8 @@ class HttpSide:
     """Serves from construction until `close`. Raises ConfigError if the port cannot be had.
 
     alive, ready: probes. remark: added when it is ready. refresh: brings the collector up to date before a scrape.
-    further: answers what is asked for beside that. All are called on the HTTP thread, so they may only read plain values, or hand
-    work to the event loop and wait for it a bounded time. setting: that the address comes from, for errors.
+    further: answers what is asked for beside that. All are called on the HTTP thread, so they may only read plain values, or
+    hand work to the event loop and wait for it a bounded time. setting: that the address comes from, for errors.
     """
 
     def __init__(
