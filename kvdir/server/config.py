@@ -14,6 +14,7 @@ from kvdir.core.quota_keeper import QuotaPolicy
 from kvdir.core.repair import RepairPolicy
 from kvdir.errors import ConfigError
 from kvdir.index import LEAST_MAX_BYTES
+from kvdir.rpc.certificates import TlsFiles, missing
 from kvdir.store.url import StoreUrl
 
 MAX_WORKERS = 64
@@ -36,7 +37,20 @@ class CoordinatorConfig:
         "Address of the indexer API for routers (RFC Mooncake #1403, docs/engines/routers.md); empty: none.",
         metavar="HOST:PORT",
     )
+    health_listen: str = setting(
+        "",
+        "Address of the gRPC health service for probes (names startup, liveness, readiness), in plaintext; empty: none.",
+        metavar="HOST:PORT",
+    )
     insecure: bool = setting(False, "Allow plaintext on addresses other than loopback: anybody who reaches them may ask.")
+    tls_cert: str = setting(
+        "", "TLS on `listen`: our certificate, PEM. All of tls_cert, tls_key and tls_ca, or none.", metavar="FILE"
+    )
+    tls_key: str = setting("", "Its key, PEM, not encrypted.", metavar="FILE")
+    tls_ca: str = setting("", "Certificates of the CAs that sign the certificates of those who may call.", metavar="FILE")
+    tls_server_name: str = setting(
+        "", "Name that clients expect in our certificate whatever they dial; checked at start. Empty: any.", metavar="NAME"
+    )
     name: str = setting("", "Name of this coordinator in answers and logs; empty takes the host name.")
     lookup_workers: int = setting(
         0,
@@ -100,17 +114,10 @@ class CoordinatorConfig:
     def faults(self) -> list[str]:
         """What cannot work, all at once."""
         out = []
-        for field in ("listen", "http_listen", "indexer_listen"):
-            value = getattr(self, field)
-            if field != "listen" and not value:
-                continue
-            try:
-                host, _ = split_address(value)
-            except ConfigError as error:
-                out += [f"{field}: {fault}" for fault in error.faults]
-                continue
-            if not self.insecure and not is_loopback(host):
-                out.append(f"{field}: {value} is not loopback, and there is no encryption: add --insecure if that is meant")
+        out += self._address_faults()
+        out += missing({name: getattr(self, name) for name in ("tls_cert", "tls_key", "tls_ca")})
+        if self.tls_server_name and not self.tls_cert:
+            out.append("tls_server_name: needs tls_cert, tls_key and tls_ca")
         if not 0 < self.stale_after_s < self.expire_after_s < self.forget_after_s:
             out.append("stale_after_s < expire_after_s < forget_after_s must hold, all above 0")
         if self.heartbeat_interval_ms < 10 or self.heartbeat_interval_ms / 1000 * 2 > self.stale_after_s:
@@ -156,6 +163,29 @@ class CoordinatorConfig:
         if self.log_level not in LOG_LEVELS:
             out.append(f"log_level: {self.log_level!r} is not one of {', '.join(LOG_LEVELS)}")
         return out
+
+    def _address_faults(self) -> list[str]:
+        """Probes and metrics are plaintext, but tell nothing of blocks: they may be public where the rest is encrypted."""
+        out = []
+        for field in ("listen", "http_listen", "health_listen", "indexer_listen"):
+            value = getattr(self, field)
+            if field != "listen" and not value:
+                continue
+            try:
+                host, _ = split_address(value)
+            except ConfigError as error:
+                out += [f"{field}: {fault}" for fault in error.faults]
+                continue
+            secured = bool(self.tls_cert) and field != "indexer_listen"
+            if not self.insecure and not secured and not is_loopback(host):
+                fix = "" if field == "indexer_listen" else "give tls_cert, tls_key and tls_ca, or "
+                out.append(f"{field}: {value} is not loopback, and there is no encryption: {fix}add --insecure")
+        return out
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        """None: everything is plaintext."""
+        return TlsFiles.given(self.tls_cert, self.tls_key, self.tls_ca)
 
     def _store_faults(self) -> list[str]:
         """Never with the URL in it: that may hold a password."""

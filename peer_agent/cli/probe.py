@@ -76,8 +76,8 @@ def probe(
 
     The plane that would be used is the first one that connects.
     """
+    from kvdir.rpc.certificates import TlsFiles
     from peer_agent.transport.registry import PlaneOptions
-    from peer_agent.transport.tls import TlsFiles
 
     tls = TlsFiles(data_tls_cert, data_tls_key, data_tls_ca)
     options = PlaneOptions(tls=tls if any((tls.certificate, tls.key, tls.ca)) else None)

@@ -15,10 +15,10 @@ from kvdir.client.discovery import parse
 from kvdir.client.engine_options import read_engines
 from kvdir.config import setting
 from kvdir.errors import InvalidInput
+from kvdir.rpc.certificates import TlsFiles, missing
 from kvdir.rpc.channel import DEFAULT_MAX_MESSAGE_BYTES
 from peer_agent.memory.pages import HugePages
 from peer_agent.memory.slots import NO_SPARE, Spare
-from peer_agent.transport.tls import TlsFiles
 
 TRANSPORTS = ("shm", "tcp", "ucx", "nixl")
 DEFAULT_TRANSPORTS = ("shm", "tcp")
@@ -93,8 +93,18 @@ class AgentConfig:
     data_listen: str = setting(
         "127.0.0.1:0", "Where the tcp plane serves blocks; port 0 takes a free one.", metavar="HOST:PORT"
     )
+    tls_cert: str = setting(
+        "",
+        "TLS with coordinators and other agents: our certificate, PEM. All of tls_cert, tls_key and tls_ca, or none.",
+        metavar="FILE",
+    )
+    tls_key: str = setting("", "Its key, PEM, not encrypted.", metavar="FILE")
+    tls_ca: str = setting("", "Certificates of the CAs that sign certificates of coordinators and agents.", metavar="FILE")
+    tls_server_name: str = setting(
+        "", "Name that every server's certificate must hold. Empty: the name or address that is dialled.", metavar="NAME"
+    )
     data_tls_cert: str = setting(
-        "", "TLS on the tcp plane: our certificate, PEM. All three data_tls settings or none.", metavar="FILE"
+        "", "TLS on the tcp plane, if other files are to be used than tls_cert, ...: all three or none.", metavar="FILE"
     )
     data_tls_key: str = setting("", "Its key, PEM, not encrypted.", metavar="FILE")
     data_tls_ca: str = setting("", "Certificates of the CAs that sign our peers' certificates.", metavar="FILE")
@@ -106,6 +116,11 @@ class AgentConfig:
     )
     http_listen: str = setting(
         "127.0.0.1:7411", "/metrics, /healthz, /readyz; port 0 takes a free one, empty: off.", metavar="HOST:PORT"
+    )
+    health_listen: str = setting(
+        "",
+        "gRPC health service for probes (names startup, liveness, readiness), in plaintext; empty: off.",
+        metavar="HOST:PORT",
     )
     insecure: bool = setting(False, "Allow addresses beyond loopback although nothing is encrypted or authenticated.")
     transports: tuple[str, ...] = setting(
@@ -174,8 +189,12 @@ class AgentConfig:
     @property
     def data_tls(self) -> TlsFiles | None:
         """None: the tcp plane is plaintext."""
-        files = TlsFiles(self.data_tls_cert, self.data_tls_key, self.data_tls_ca)
-        return files if files.certificate else None
+        return TlsFiles.given(self.data_tls_cert, self.data_tls_key, self.data_tls_ca) or self.tls
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        """Of the control plane. None: it is plaintext."""
+        return TlsFiles.given(self.tls_cert, self.tls_key, self.tls_ca)
 
     def faults(self) -> list[str]:
         """What is wrong with the whole, one sentence each."""
@@ -201,10 +220,10 @@ class AgentConfig:
                 parse(self.coordinators)
             except InvalidInput as error:
                 out.append(f"coordinators: {error}")
-        tls = {name: getattr(self, name) for name in ("data_tls_cert", "data_tls_key", "data_tls_ca")}
-        if any(tls.values()) and not all(tls.values()):
-            missing = " and ".join(name for name, value in tls.items() if not value)
-            out.append(f"{missing}: missing; TLS on the tcp plane needs data_tls_cert, data_tls_key and data_tls_ca")
+        for prefix in ("tls", "data_tls"):
+            out += missing({name: getattr(self, name) for name in (f"{prefix}_cert", f"{prefix}_key", f"{prefix}_ca")})
+        if self.tls_server_name and not self.tls_cert:
+            out.append("tls_server_name: needs tls_cert, tls_key and tls_ca")
         if self.huge_pages not in tuple(HugePages):
             out.append(f"huge_pages: {self.huge_pages!r} is not one of {', '.join(HugePages)}")
         if self.huge_pages == HugePages.REQUIRE and not self.prefault:
@@ -215,19 +234,20 @@ class AgentConfig:
 
     def _address_faults(self) -> list[str]:
         out = []
-        for name in ("listen", "data_listen", "http_listen"):
+        for name in ("listen", "data_listen", "http_listen", "health_listen"):
             text = getattr(self, name)
-            if name == "http_listen" and not text:
+            if name in ("http_listen", "health_listen") and not text:
                 continue
             try:
                 host, _ = split_address(text)
             except ValueError as error:
                 out.append(f"{name}: {error}")
                 continue
-            secured = name == "data_listen" and self.data_tls is not None
+            secured = bool(self.tls_cert or (name == "data_listen" and self.data_tls_cert))
             if not self.insecure and not secured and not is_loopback(host):
                 out.append(
-                    f"{name}: {text} is reachable from elsewhere and nothing is encrypted: use 127.0.0.1, or say --insecure"
+                    f"{name}: {text} is reachable from elsewhere and nothing is encrypted: use 127.0.0.1, give tls_cert, "
+                    "tls_key and tls_ca, or say --insecure"
                 )
             if name == "listen" and host in ("0.0.0.0", "::") and not self.advertise:
                 out.append(f"advertise: required, because listen is {text} and others cannot call that")

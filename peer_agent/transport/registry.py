@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvdir.errors import ConfigError
+from kvdir.rpc.certificates import TlsFiles
 from peer_agent.memory.arena import Arena
 from peer_agent.mover import lanes
 from peer_agent.transport.base import Transport
@@ -14,7 +15,7 @@ from peer_agent.transport.mover import MoverTransport
 from peer_agent.transport.movers import Movers
 from peer_agent.transport.shm import ShmTransport
 from peer_agent.transport.tcp import TcpTransport
-from peer_agent.transport.tls import TlsFiles
+from peer_agent.transport.tls import plane_credentials
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ def _tcp(arena: Arena, options: PlaneOptions) -> Transport:
         movers=options.movers,
         connections_per_peer=options.connections_per_peer,
         max_connections=options.max_connections,
-        tls=options.tls.load() if options.tls is not None else None,
+        tls=plane_credentials(options.tls) if options.tls is not None else None,
     )
 
 

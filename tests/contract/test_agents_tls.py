@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from kvdir.errors import ConfigError
+from kvdir.testing.certificates import shared_certificates
 from peer_agent.cli.probe import run_probe
 from peer_agent.core.effects import LoadStatus
 from peer_agent.server.app import Agent
 from peer_agent.testing import LocalCluster, local_cluster
-from peer_agent.testing.certificates import shared_certificates
 from peer_agent.transport.registry import PlaneOptions
 
 BLOCKS = 24

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from kvdir.testing.certificates import shared_certificates
 from peer_agent import _native
 from peer_agent.memory.arena import Arena
 from peer_agent.memory.layout import SizeClass
-from peer_agent.testing.certificates import shared_certificates
 from peer_agent.transport.base import ReadList, Transport
 from peer_agent.transport.check import CHECKS, Check, check_transport
 from peer_agent.transport.check_rig import Rig
@@ -19,6 +19,7 @@ from peer_agent.transport.fake import FakeNetwork, FakeTransport, Fault
 from peer_agent.transport.faulty_owner import faulty_owner
 from peer_agent.transport.shm import ShmTransport
 from peer_agent.transport.tcp import TcpTransport
+from peer_agent.transport.tls import plane_credentials
 
 DIGEST = b"contract namespace".ljust(32, b".")
 SLOTS = 16
@@ -92,7 +93,7 @@ async def tcp_rig(directory: Path, block_bytes: int, tls: _native.TlsCredentials
 
 @asynccontextmanager
 async def tls_rig(directory: Path, block_bytes: int) -> AsyncIterator[Rig]:
-    async with tcp_rig(directory, block_bytes, shared_certificates().files("node").load()) as rig:
+    async with tcp_rig(directory, block_bytes, plane_credentials(shared_certificates().files("node"))) as rig:
         yield rig
 
 
@@ -140,7 +141,9 @@ async def test_python_owner_is_read_when_it_speaks_the_frames_of_wire_hpp(
 ) -> None:
     certificates = shared_certificates()
     ours, theirs = (
-        (certificates.files("node").load(), certificates.python_server("other")) if security == "tls" else (None, None)
+        (plane_credentials(certificates.files("node")), certificates.python_server("other"))
+        if security == "tls"
+        else (None, None)
     )
     async with tcp_rig(tmp_path, block_bytes, ours) as rig, faulty_owner(rig.owner_arena, None, tls=theirs) as descriptor:
         connection = await rig.reader.connect(descriptor, deadline_s=5)

@@ -14,14 +14,15 @@ from pathlib import Path
 import pytest
 
 from kvdir.errors import ConfigError
+from kvdir.rpc.certificates import TlsFiles
+from kvdir.testing.certificates import shared_certificates
 from peer_agent import _native
 from peer_agent.memory.arena import Arena
 from peer_agent.memory.layout import SizeClass
-from peer_agent.testing.certificates import shared_certificates
 from peer_agent.transport.base import ReadStatus
 from peer_agent.transport.check_rig import Rig
 from peer_agent.transport.tcp import TcpTransport
-from peer_agent.transport.tls import TlsFiles
+from peer_agent.transport.tls import plane_credentials
 
 DIGEST = b"tls".ljust(32, b".")
 SLOTS = 16
@@ -30,7 +31,7 @@ CERTIFICATES = shared_certificates()
 
 
 def credentials(name: str = "node", *, ca: str = "ca") -> _native.TlsCredentials:
-    return CERTIFICATES.files(name, ca=ca).load()
+    return plane_credentials(CERTIFICATES.files(name, ca=ca))
 
 
 @asynccontextmanager
@@ -120,7 +121,7 @@ async def test_plaintext_and_tls_are_told_apart_at_both_ends_when_they_meet(tmp_
 
 async def test_native_reader_is_refused_when_another_ca_signed_it(tmp_path: Path) -> None:
     async with rig(tmp_path, credentials(), None) as owner:
-        trusting = CERTIFICATES.files("foreign", ca="foreign-ca").load()
+        trusting = plane_credentials(CERTIFICATES.files("foreign", ca="foreign-ca"))
         assert "peer's certificate is refused" in await asyncio.to_thread(dial, port(owner), trusting)
         await counted(owner, "tls_refused_us")
 
@@ -149,7 +150,7 @@ async def test_reader_hears_why_when_the_owner_refuses_its_certificate(tmp_path:
     both_cas.write_text("".join((CERTIFICATES.directory / name).read_text() for name in ("ca.pem", "foreign-ca.pem")))
     foreign = CERTIFICATES.files("foreign")
     async with rig(tmp_path, credentials(), None) as owner:
-        reader = TlsFiles(foreign.certificate, foreign.key, str(both_cas)).load()
+        reader = plane_credentials(TlsFiles(foreign.certificate, foreign.key, str(both_cas)))
         assert "its data_tls_ca is not the CA that signed ours" in await asyncio.to_thread(dial, port(owner), reader)
         await counted(owner, "tls_untrusted")
 
@@ -210,7 +211,7 @@ async def test_others_are_served_when_many_handshakes_stall(said: bytes, tmp_pat
 async def test_new_connections_show_the_new_certificate_when_the_files_change(tmp_path: Path) -> None:
     files = TlsFiles(*(str(tmp_path / name) for name in ("cert", "key", "ca")))
     _put(CERTIFICATES.files("node"), files)
-    async with rig(tmp_path, files.load(), credentials()) as owner:
+    async with rig(tmp_path, plane_credentials(files), credentials()) as owner:
         connection = await owner.connect()
         assert await _shown_by(port(owner)) == "kvdir test node"
 
@@ -230,7 +231,7 @@ async def test_new_connections_show_the_new_certificate_when_the_files_change(tm
 async def test_old_certificate_stays_in_use_when_the_new_files_do_not_fit(tmp_path: Path) -> None:
     files = TlsFiles(*(str(tmp_path / name) for name in ("cert", "key", "ca")))
     _put(CERTIFICATES.files("node"), files)
-    loaded = files.load()
+    loaded = plane_credentials(files)
     async with rig(tmp_path, loaded, credentials()) as owner:
         shutil.copyfile(CERTIFICATES.directory / "other.pem", files.certificate)  # and not its key
         until_s = time.monotonic() + PATIENCE_S
@@ -269,7 +270,7 @@ async def _shown_by(port: int) -> str:
 )
 def test_files_are_refused_at_start_when_peers_would_refuse_them(files: Callable[[], TlsFiles], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        files().load()
+        plane_credentials(files())
 
 
 @contextmanager

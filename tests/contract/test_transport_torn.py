@@ -20,12 +20,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from kvdir.testing.certificates import shared_certificates
 from peer_agent import _native
 from peer_agent.memory.arena import Arena
 from peer_agent.memory.layout import HEADER_BYTES, SizeClass
-from peer_agent.testing.certificates import shared_certificates
 from peer_agent.transport.base import ReadList, ReadStatus
 from peer_agent.transport.mover import MoverTransport
+from peer_agent.transport.tls import plane_credentials
 
 T = TypeVar("T")
 
@@ -48,6 +49,7 @@ import struct, sys, time
 import numpy as np
 from peer_agent import _native
 from peer_agent.memory.arena import Arena
+from peer_agent.transport.tls import plane_credentials
 
 arena = Arena.open(sys.argv[1], writable=True)
 length, until, pause_s = int(sys.argv[2]), time.monotonic() + float(sys.argv[3]), float(sys.argv[4])
@@ -161,7 +163,7 @@ def read_shm(owner: Arena, reader: Arena, *, block_reads: int) -> dict[ReadStatu
 
 def read_tcp(owner: Arena, reader: Arena, *, check: bool, secured: bool = False, block_reads: int) -> dict[ReadStatus, int]:
     count = owner.classes[0].slots
-    tls = shared_certificates().files("node").load() if secured else None
+    tls = plane_credentials(shared_certificates().files("node")) if secured else None
     server = _native.TcpServer(owner.region, 1, "127.0.0.1", 0, tls=tls)
     connection = _native.TcpConnection("127.0.0.1", server.port, time.monotonic_ns() + 10**10, tls=tls)
 

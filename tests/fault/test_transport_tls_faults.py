@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from kvdir.testing.certificates import shared_certificates
 from peer_agent import _native
 from peer_agent.memory.arena import Arena
 from peer_agent.memory.layout import SizeClass
-from peer_agent.testing.certificates import shared_certificates
 from peer_agent.transport.base import ReadList, ReadStatus
 from peer_agent.transport.check_rig import LOCK, WIDTH, pack
 from peer_agent.transport.tcp import TcpTransport
+from peer_agent.transport.tls import plane_credentials
 
 DIGEST = b"tls faults".ljust(32, b".")
 BLOCK = 1 << 20
@@ -32,11 +33,12 @@ from peer_agent.memory.arena import Arena
 from peer_agent.memory.layout import SizeClass
 from peer_agent.transport.check_rig import Rig
 from peer_agent.transport.tcp import TcpTransport
-from peer_agent.transport.tls import TlsFiles
+from peer_agent.transport.tls import plane_credentials
+from kvdir.rpc.certificates import TlsFiles
 
 async def main(path, certificate, key, ca):
     with Arena.create(path, [SizeClass(b"tls faults".ljust(32, b"."), 1 << 20, 32)], epoch=7) as arena:
-        tcp = TcpTransport(arena, tls=TlsFiles(certificate, key, ca).load())
+        tcp = TcpTransport(arena, tls=plane_credentials(TlsFiles(certificate, key, ca)))
         descriptor = await tcp.export()
         stored = Rig(tcp, arena, tcp, arena).store(range(32))
         print(json.dumps([descriptor.hex(), stored.records.hex(), stored.fingerprints.hex()]), flush=True)
@@ -81,7 +83,7 @@ def reader(tmp_path: Path) -> Iterator[Arena]:
 
 
 async def test_read_is_late_and_nothing_is_written_later_when_the_owner_is_stopped(owner: Owner, reader: Arena) -> None:
-    tcp = TcpTransport(reader, tls=shared_certificates().files("node").load())
+    tcp = TcpTransport(reader, tls=plane_credentials(shared_certificates().files("node")))
     connection = await tcp.connect(owner.descriptor, deadline_s=10)
     owner.process.send_signal(signal.SIGSTOP)
     blocks = owner.request(reader)
@@ -100,7 +102,7 @@ async def test_read_is_late_and_nothing_is_written_later_when_the_owner_is_stopp
 
 
 async def test_reads_are_whole_or_lost_when_the_owner_is_killed_among_them(owner: Owner, reader: Arena) -> None:
-    tcp = TcpTransport(reader, tls=shared_certificates().files("node").load())
+    tcp = TcpTransport(reader, tls=plane_credentials(shared_certificates().files("node")))
     connection = await tcp.connect(owner.descriptor, deadline_s=10)
     blocks = owner.request(reader)
     assert set((await connection.read(blocks, deadline_s=30)).statuses) == {ReadStatus.OK}

@@ -15,10 +15,10 @@ from kvdir.store.library import Library
 from kvdir.store.records import pack_numbers
 from kvdir.store.redis import RedisBlockStore
 from kvdir.store.slots import meta_tag, shard_tags
+from kvdir.testing.certificates import shared_certificates
 from kvdir.testing.check_directory_store import D, held, holder_of, remove, store, taken
 from kvdir.testing.index_fixture import fingerprints
 from kvdir.testing.redis_servers import NotInstalled, Server, free_ports, redis_server, valkey_program
-from peer_agent.testing.certificates import shared_certificates
 
 pytestmark = pytest.mark.redis
 _prefixes = itertools.count()

@@ -45,7 +45,7 @@ def test_defaults_listen_on_loopback_only():
         ({"transports": ()}, "transports: none given"),
         ({"huge_pages": "yes"}, "huge_pages: 'yes' is not one of auto, off, require"),
         ({"huge_pages": "require", "prefault": False}, "huge_pages: require needs prefault"),
-        ({"data_tls_cert": "a"}, "data_tls_key and data_tls_ca: missing; TLS on the tcp plane needs"),
+        ({"data_tls_cert": "a"}, "data_tls_key and data_tls_ca: missing; TLS needs all of"),
         ({"event_loss": 1.0}, "event_loss: must be"),
         ({"log_level": "loud"}, "'loud' is not one of"),
         ({"max_locks": 0}, "max_locks: must be positive"),

@@ -18,10 +18,10 @@ from kvdir.client.discovery import Discovery, DnsName, KubernetesService, Listed
 from kvdir.client.kubernetes import ApiServer, EndpointSlices
 from kvdir.client.sync import Client
 from kvdir.errors import InvalidInput, Unavailable
+from kvdir.testing.certificates import shared_certificates
 from kvdir.testing.check_resolver import check_resolver
 from kvdir.testing.fake_kubernetes import FakeKubernetes
 from kvdir.testing.wait import eventually
-from peer_agent.testing.certificates import shared_certificates
 
 
 class FakeNames:

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kvdir.errors import ConfigError, KvdirError
+from kvdir.rpc.certificates import TlsFiles
+from kvdir.testing.certificates import shared_certificates
 from peer_agent.memory.arena import Arena
-from peer_agent.testing.certificates import shared_certificates
 from peer_agent.transport.base import Transport
 from peer_agent.transport.mover import MoverTransport
 from peer_agent.transport.registry import PlaneOptions, open_transports
-from peer_agent.transport.tls import TlsFiles
 
 NATIVE = ("shm", "tcp", "tcp_tls")
 PLANES = (*NATIVE, "ucx", "nixl")

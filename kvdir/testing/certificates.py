@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvdir.errors import KvdirError
-from peer_agent.transport.tls import TlsFiles
+from kvdir.rpc.certificates import TlsFiles
 
 SCRIPT = Path(__file__).with_name("certificates.sh")
 
@@ -62,3 +62,11 @@ def shared_certificates() -> Certificates:
     directory = tempfile.mkdtemp(prefix="kvdir-certificates-")
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     return make_certificates(Path(directory))
+
+
+def install(source: TlsFiles, target: TlsFiles) -> None:
+    """Puts the content of one set of files in place of another, each at once, as who renews certificates does."""
+    for old, new in ((target.certificate, source.certificate), (target.key, source.key), (target.ca, source.ca)):
+        made = Path(old + ".new")
+        shutil.copyfile(new, made)
+        made.replace(old)

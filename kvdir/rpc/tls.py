@@ -1,0 +1,195 @@
+"""TLS of the control plane: the one place that opens channels and ports, and decides whether they are encrypted.
+
+    server:  ServerTls(files) ── bind(server, address, tls) ──▶ each handshake asks for the files' newest content
+    client:  Dialer(credentials) ── aio(address) / blocking(address) ──▶ a channel with the newest certificate
+
+Rules:
+- A unix socket is always plain: the mode of its directory guards it. Anything else is TLS when there are credentials; both
+  sides show certificates. There is no fallback to plaintext, in neither direction.
+- Files are looked at again for every handshake and dial. What cannot be used is said (`remark`, log); the last good one stays.
+- A connection that is open goes on with the certificate that it was opened with, also past its end; `Dialer.generation` tells
+  holders of channels that a new one would have a newer certificate.
+Does not: know identities or roles (caller.py). What of the server's name is checked, and what is not: docs/adr/0022.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from kvdir.errors import ConfigError
+from kvdir.obs.logs import say
+from kvdir.rpc.certificates import Certificate, TlsFiles, missing, read_certificate, stamp
+from kvdir.rpc.channel import Options
+
+__all__ = ["PLAINTEXT", "Certificate", "Credentials", "Dialer", "ServerTls", "TlsFiles", "bind", "missing"]
+
+log = logging.getLogger("kvdir.tls")
+
+SOON_S = 24 * 3600.0
+"""A certificate that ends so soon is remarked on."""
+LOOK_S = 1.0
+"""So often holders of channels look whether there is a newer certificate."""
+RETRY_S = 5.0
+"""So often files that could not be used are tried again though they did not change: it may have been the clock, or a mount."""
+
+
+class Credentials:
+    """Three files and their newest good content. Thread-safe. server: see read_certificate. Raises ConfigError at first only.
+
+    generation: goes up with each renewal. failure: why changed files are not used yet, in words.
+    """
+
+    def __init__(self, files: TlsFiles, *, server: bool = False, names: Sequence[str] = ()) -> None:
+        self.files = files
+        self.generation = 0
+        self.failure = ""
+        self.reloads = 0
+        self.failed_reloads = 0
+        self._server = server
+        self._names = tuple(names)
+        self._lock = threading.Lock()
+        self._seen = stamp(files)
+        self._looked_s = self._retry_s = time.monotonic()
+        self._certificate = read_certificate(files, server=server, names=self._names)
+
+    def current(self, *, within_s: float = 0.0) -> Certificate:
+        """Looks at the files unless that was done within_s. A failed renewal leaves the last good certificate."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s < within_s:
+            return self._certificate
+        with self._lock:
+            self._looked_s = now_s
+            seen = stamp(self.files)  # before reading: a change in between is seen next time
+            if seen != self._seen or (self.failure and now_s >= self._retry_s):
+                self._seen, self._retry_s = seen, now_s + RETRY_S
+                self._reload()
+            return self._certificate
+
+    @property
+    def expires_unix_s(self) -> float:
+        """When the certificate that is in use ends."""
+        return self._certificate.expires_unix_s
+
+    def fault(self) -> str:
+        """Why nobody can connect any more, in words; empty while they can."""
+        late_s = time.time() - self.current(within_s=LOOK_S).expires_unix_s
+        if late_s <= 0:
+            return ""
+        return f"tls_cert: {self.files.certificate} expired {late_s:.0f} s ago: {self.failure or 'renew it'}"
+
+    def remark(self) -> str:
+        """What is going to be a fault, in words: files that cannot be used, an end that is near."""
+        left_s = self.current(within_s=LOOK_S).expires_unix_s - time.time()
+        said = f"(renewed certificates are not used: {self.failure})" if self.failure else ""
+        if 0 < left_s < SOON_S:
+            said = f"{said} (tls_cert: {self.files.certificate} expires in {left_s / 3600:.1f} h)".strip()
+        return said
+
+    def _reload(self) -> None:
+        try:
+            self._certificate = read_certificate(self.files, server=self._server, names=self._names)
+        except ConfigError as error:
+            said = "; ".join(error.faults)
+            if said != self.failure:
+                say(log, logging.ERROR, "certificate not renewed", reason=said, fix="the last good one is used meanwhile")
+            self.failure = said
+            self.failed_reloads += 1
+            return
+        self.failure = ""
+        self.reloads += 1
+        self.generation += 1
+        ends = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._certificate.expires_unix_s))
+        say(log, logging.INFO, "certificate renewed", file=self.files.certificate, expires=ends)
+
+
+class ServerTls(Credentials):
+    """Credentials of a process that listens. names: that its certificate must hold, because clients check them."""
+
+    def __init__(self, files: TlsFiles, *, names: Sequence[str] = ()) -> None:
+        super().__init__(files, server=True, names=names)
+
+    def grpc(self) -> grpc.ServerCredentials:
+        """For one server, which asks for the newest content at each handshake. Clients must show a certificate."""
+        given = self.current()
+
+        def newest() -> Any:  # gRPC takes None for "go on with what you have", and its stubs do not know
+            nonlocal given
+            found = self.current()
+            if found is given:
+                return None
+            given = found
+            return _configuration(found)
+
+        return grpc.dynamic_ssl_server_credentials(_configuration(given), newest, require_client_authentication=True)
+
+
+class Dialer:
+    """Opens channels, with TLS when there are credentials. server_name: that every server's certificate must hold, instead of
+    the name or address that is dialled.
+    """
+
+    def __init__(self, credentials: Credentials | None = None, *, server_name: str = "") -> None:
+        self._credentials = credentials
+        self._server_name = server_name
+        self._made: tuple[Certificate, grpc.ChannelCredentials] | None = None
+
+    @classmethod
+    def of(cls, files: TlsFiles | None, *, server_name: str = "") -> Dialer:
+        """From files, for a client. Raises ConfigError."""
+        return PLAINTEXT if files is None else cls(Credentials(files), server_name=server_name)
+
+    @property
+    def secure(self) -> bool:
+        return self._credentials is not None
+
+    @property
+    def generation(self) -> int:
+        """A channel opened under another one has an older certificate. Looks at the files at most every LOOK_S."""
+        if self._credentials is None:
+            return 0
+        self._credentials.current(within_s=LOOK_S)
+        return self._credentials.generation
+
+    def aio(self, address: str, *, options: Options) -> grpc.aio.Channel:
+        if self._credentials is None or address.startswith("unix:"):
+            return grpc.aio.insecure_channel(address, options=options)
+        return grpc.aio.secure_channel(address, self._channel_credentials(), options=self._with_name(options))
+
+    def blocking(self, address: str, *, options: Options) -> grpc.Channel:
+        if self._credentials is None or address.startswith("unix:"):
+            return grpc.insecure_channel(address, options=options)
+        return grpc.secure_channel(address, self._channel_credentials(), options=self._with_name(options))
+
+    def _channel_credentials(self) -> grpc.ChannelCredentials:
+        assert self._credentials is not None
+        found, made = self._credentials.current(), self._made
+        if made is None or made[0] is not found:
+            made = self._made = (found, grpc.ssl_channel_credentials(found.ca, found.key, found.chain))
+        return made[1]
+
+    def _with_name(self, options: Options) -> Options:
+        return (*options, ("grpc.ssl_target_name_override", self._server_name)) if self._server_name else options
+
+
+PLAINTEXT = Dialer()
+
+
+def bind(server: grpc.aio.Server, address: str, tls: ServerTls | None) -> int:
+    """Has the server listen. Returns the port (of a unix socket: 1), or 0 when the address cannot be had."""
+    try:
+        if tls is None or address.startswith("unix:"):
+            return server.add_insecure_port(address)
+        return server.add_secure_port(address, tls.grpc())
+    except RuntimeError:
+        return 0
+
+
+def _configuration(found: Certificate) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(found.key, found.chain)], found.ca)
