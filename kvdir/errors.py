@@ -75,11 +75,23 @@ class DeadlineExceeded(KvdirError, TimeoutError):
     retriable = True
 
 
+class Forbidden(KvdirError):
+    """Whoever asks may not do this; the message says what it would take. Never about a namespace of a tenant that the caller
+    may not see: that is UnknownNamespace, as if it were not there.
+    """
+
+    code = "forbidden"
+
+
 class Overloaded(KvdirError):
-    """A queue or admission limit; try again later."""
+    """A queue or admission limit; try again later, where it is known after retry_after_s."""
 
     code = "overloaded"
     retriable = True
+
+    def __init__(self, message: str = "", *, retry_after_s: float = 0.0) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(message)
 
 
 class StaleEpoch(KvdirError):

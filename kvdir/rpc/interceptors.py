@@ -3,6 +3,7 @@
 Rules: a unary call never runs longer than its client's deadline or ours, whichever is earlier; streams end by their own rules.
 KvdirError becomes a status (status.py); anything else is a bug: logged with the request id, told as INTERNAL without details.
 The wrapped handler of a method is made once and kept, because an interceptor that builds one per call costs 20 us.
+Who calls, and whether they may, is the gate's to say (gate.py), before the handler runs; a stream that loses its right ends.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from typing import Any, NoReturn, Protocol
 import grpc
 import grpc.aio
 
-from kvdir.errors import DeadlineExceeded, KvdirError
+from kvdir.errors import DeadlineExceeded, Forbidden, KvdirError
+from kvdir.rpc.caller import UNCHECKED, Caller, set_caller
+from kvdir.rpc.gate import Gate
 from kvdir.rpc.status import grpc_code, trailing
 
 REQUEST_ID_KEY = "kvdir-request-id"
@@ -33,12 +36,20 @@ class CallObserver(Protocol):
 
 
 class EdgeInterceptor(grpc.aio.ServerInterceptor):
-    """See the module docstring. on_bug: told of exceptions that are not ours."""
+    """See the module docstring. on_bug: told of exceptions that are not ours. gate: none lets everybody in."""
 
-    def __init__(self, observer: CallObserver, *, max_deadline_s: float, on_bug: Callable[[str, str, Exception], None]) -> None:
+    def __init__(
+        self,
+        observer: CallObserver,
+        *,
+        max_deadline_s: float,
+        on_bug: Callable[[str, str, Exception], None],
+        gate: Gate | None = None,
+    ) -> None:
         self._observer = observer
         self._max_deadline_s = max_deadline_s
         self._on_bug = on_bug
+        self._gate = gate or Gate()
         self._wrapped: dict[str, Handler | None] = {}
 
     async def intercept_service(
@@ -51,7 +62,7 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
             handler = await continuation(handler_call_details)
             if handler is None:
                 return None  # unknown method: not kept, the name is the caller's choice
-            self._wrapped[method] = self._wrap(handler, method.rpartition("/")[2])
+            self._wrapped[method] = self._wrap(handler, method)
         return self._wrapped[method]
 
     def _wrap(self, handler: Any, method: str) -> Handler:
@@ -69,12 +80,17 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
             return grpc.stream_stream_rpc_method_handler(wrap(handler.stream_stream, method), **serializers)
         return grpc.stream_unary_rpc_method_handler(self._unary(handler.stream_unary, method), **serializers)
 
-    def _unary(self, behaviour: Any, method: str) -> Any:
+    def _unary(self, behaviour: Any, path: str) -> Any:
+        method, gate = path.rpartition("/")[2], self._gate
+
         async def call(request: Any, context: Context) -> Any:
             watch = _Watch(self._observer, method)
+            who = UNCHECKED
             remaining = context.time_remaining()
             limit_s = self._max_deadline_s if remaining is None else min(remaining, self._max_deadline_s)
             try:
+                who = gate.admit(path, context)
+                set_caller(who)
                 async with asyncio.timeout(limit_s):
                     return await behaviour(request, context)
             except TimeoutError as error:
@@ -86,39 +102,74 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
                 raise
             finally:
                 watch.end()
+                gate.audit(path, request, who, watch.code)
 
         return call
 
-    def _stream(self, behaviour: Any, method: str) -> Any:
+    def _stream(self, behaviour: Any, path: str) -> Any:
+        method, gate = path.rpartition("/")[2], self._gate
+
         async def call(request: Any, context: Context) -> AsyncIterator[Any]:
             watch = _Watch(self._observer, method)
+            who = UNCHECKED
             try:
+                who = self._admit_stream(path, context)
                 async for response in behaviour(request, context):
                     yield response
             except Exception as error:
                 await self._fail(watch, context, error, error)
-            except (asyncio.CancelledError, GeneratorExit):
+            except asyncio.CancelledError:
+                await self._cancelled(watch, context, who)
+            except GeneratorExit:
                 watch.code = "CANCELLED"
                 raise
             finally:
                 watch.end()
+                gate.leave(who)
+                gate.audit(path, request, who, watch.code)
 
         return call
 
-    def _coroutine(self, behaviour: Any, method: str) -> Any:
+    def _coroutine(self, behaviour: Any, path: str) -> Any:
+        method, gate = path.rpartition("/")[2], self._gate
+
         async def call(request: Any, context: Context) -> None:
             watch = _Watch(self._observer, method)
+            who = UNCHECKED
             try:
+                who = self._admit_stream(path, context)
                 await behaviour(request, context)
+                if who.ended:
+                    raise Forbidden(who.ended)
             except Exception as error:
                 await self._fail(watch, context, error, error)
             except asyncio.CancelledError:
-                watch.code = "CANCELLED"
-                raise
+                await self._cancelled(watch, context, who)
             finally:
                 watch.end()
+                gate.leave(who)
 
         return call
+
+    def _admit_stream(self, path: str, context: Context) -> Caller:
+        who = self._gate.admit(path, context, stream=True)
+        if who is not UNCHECKED:
+            task = asyncio.current_task()
+            assert task is not None
+            who.break_off = task.cancel
+        set_caller(who)
+        return who
+
+    async def _cancelled(self, watch: _Watch, context: Context, who: Caller) -> None:
+        """By the client, or because its right is gone: then that is what it hears."""
+        if not who.ended:
+            watch.code = "CANCELLED"
+            raise asyncio.CancelledError
+        task = asyncio.current_task()
+        if task is not None:
+            task.uncancel()
+        error = Forbidden(who.ended)
+        await self._fail(watch, context, error, error)
 
     async def _fail(self, watch: _Watch, context: Context, error: Exception, cause: Exception) -> NoReturn:
         if isinstance(error, grpc.aio.AbortError):

@@ -6,6 +6,7 @@ implementations understand the code; our own clients get the same exception clas
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,6 +17,8 @@ from kvdir.errors import KvdirError
 
 CODE_KEY = "kvdir-code"
 """Trailing metadata key of the slug."""
+RETRY_KEY = "kvdir-retry-after-ms"
+"""Trailing metadata key of Overloaded.retry_after_s, where that is known."""
 
 _GRPC_CODES: dict[type[KvdirError], grpc.StatusCode] = {
     errors.ConfigError: grpc.StatusCode.INTERNAL,
@@ -26,6 +29,7 @@ _GRPC_CODES: dict[type[KvdirError], grpc.StatusCode] = {
     errors.RemoteProtocolError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
     errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
+    errors.Forbidden: grpc.StatusCode.PERMISSION_DENIED,
     errors.Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.StaleEpoch: grpc.StatusCode.ABORTED,
     errors.NoSpace: grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -42,6 +46,8 @@ _BY_GRPC_CODE: dict[grpc.StatusCode, type[KvdirError]] = {
     grpc.StatusCode.UNAVAILABLE: errors.Unavailable,
     grpc.StatusCode.DEADLINE_EXCEEDED: errors.DeadlineExceeded,
     grpc.StatusCode.RESOURCE_EXHAUSTED: errors.TooLarge,
+    grpc.StatusCode.PERMISSION_DENIED: errors.Forbidden,
+    grpc.StatusCode.UNAUTHENTICATED: errors.Forbidden,
     grpc.StatusCode.UNIMPLEMENTED: errors.RemoteProtocolError,
     grpc.StatusCode.CANCELLED: errors.Unavailable,
 }
@@ -53,19 +59,27 @@ def grpc_code(error: KvdirError) -> grpc.StatusCode:
 
 
 def trailing(error: KvdirError) -> tuple[tuple[str, str], ...]:
-    """Trailing metadata that carries the slug."""
-    return ((CODE_KEY, error.code),)
+    """Trailing metadata that carries the slug, and when to come again."""
+    slug = ((CODE_KEY, error.code),)
+    if isinstance(error, errors.Overloaded) and error.retry_after_s:
+        return (*slug, (RETRY_KEY, str(math.ceil(error.retry_after_s * 1000))))
+    return slug
 
 
 def from_rpc_error(error: grpc.RpcError, *, target: str) -> KvdirError:
     """The error of our tree that a failed call stands for. target: the address, for the message."""
     call: Any = error  # grpc.aio.AioRpcError, or the sync client's error that is also a Call
     code, details = call.code(), call.details() or ""
-    cls = _BY_SLUG.get(_slug(call.trailing_metadata() or ()))
+    trailing_metadata = tuple(call.trailing_metadata() or ())
+    cls = _BY_SLUG.get(_value(trailing_metadata, CODE_KEY))
     if cls is None:
         cls = _BY_GRPC_CODE.get(code, KvdirError)
         details = f"{target}: {details or code.name}"
-    return _make(cls, details)
+    made = _make(cls, details)
+    after_ms = _value(trailing_metadata, RETRY_KEY)
+    if isinstance(made, errors.Overloaded) and after_ms.isdecimal():
+        made.retry_after_s = int(after_ms) / 1000
+    return made
 
 
 def words(error: KvdirError) -> str:
@@ -84,11 +98,13 @@ def _make(cls: type[KvdirError], message: str) -> KvdirError:
     Exception.__init__(made, message)
     if isinstance(made, errors.ConfigError | errors.NamespaceError):
         made.faults = tuple(message.splitlines())
+    if isinstance(made, errors.Overloaded):
+        made.retry_after_s = 0.0
     return made
 
 
-def _slug(metadata: Iterable[Any]) -> str:
+def _value(metadata: Iterable[Any], wanted: str) -> str:
     for key, value in metadata:
-        if key == CODE_KEY:
+        if key == wanted:
             return value.decode() if isinstance(value, bytes) else str(value)
     return ""
