@@ -7,7 +7,7 @@ or a peer, and a tenant only as the digest of its salt. A collector makes its fa
 from __future__ import annotations
 
 import kvdir.obs.labels as by
-from kvdir.obs.definition import Definition, Exposer, Family, Fold, Group, counter, gauge, group, histogram, info
+from kvdir.obs.definition import Definition, Exposer, Family, Fold, Group, Label, counter, gauge, group, histogram, info
 
 _C, _S, _A = (frozenset({exposer}) for exposer in (Exposer.COORDINATOR, Exposer.STORE, Exposer.AGENT))
 
@@ -35,9 +35,9 @@ def _security(prefix: str) -> tuple[Definition, ...]:
     )  # fmt: skip
 
 
-def _process(prefix: str) -> tuple[Definition, ...]:
+def _process(prefix: str, *who: Label) -> tuple[Definition, ...]:
     return (
-        info(f"{prefix}_build_info", "1, with what runs.", *by.BUILD),
+        info(f"{prefix}_build_info", "1, with what runs.", *by.BUILD, *who),
         counter(f"{prefix}_log_lines_dropped_total", "Log lines lost because whoever reads them did not."),
         counter(f"{prefix}_log_lines_suppressed_total", "Log lines left out because they repeated others."),
         counter(f"{prefix}_spans_total", "Spans of sampled requests, by what became of them.", by.SPAN),
@@ -337,7 +337,7 @@ GROUPS: tuple[Group, ...] = (
         *_security("peer_agent"),
         counter("peer_agent_capability_refused_total", "Reads refused because what they showed proves no lock.", by.CAPABILITY),
     ),
-    group("Inside an agent", "What runs, and is its event loop free?", "Fleet", _A, *_process("peer_agent")),
+    group("Inside an agent", "What runs, and is its event loop free?", "Fleet", _A, *_process("peer_agent", by.OWN_NODE)),
     group(
         "Process", "What does the process take? As every Prometheus client has it.", "Fleet", _C | _S | _A,
         gauge("process_virtual_memory_bytes", "Virtual memory size in bytes."),

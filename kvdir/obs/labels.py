@@ -25,7 +25,8 @@ SUBJECT = Label("subject", bound=64, why="configured quotas")
 SCOPE = Label("scope", tuple(scope.name.lower() for scope in ViewScope))
 STATE = Label("state", tuple(state.name.lower() for state in StreamState))
 REPAIR = Label("kind", tuple(ask.value for ask in Ask))
-NAMESPACE = Label("namespace", bound=32, why="namespaces that the agent serves")
+# Not `namespace`: Kubernetes' scrapers add a label of that name, and Prometheus would rename ours to exported_namespace.
+NAMESPACE = Label("kv_namespace", bound=32, why="namespaces that the agent serves")
 COORDINATOR = Label("coordinator", bound=8, why="coordinators published to")
 PLANE = Label("plane", bound=8, why="data planes of the build")
 STREAM = Label("stream", bound=12, why="engines followed")
@@ -42,6 +43,8 @@ HANDSHAKE = Label("outcome", ("handshakes", "not_tls", "no_certificate", "untrus
 NOMINATOR = Label("source", ("replica", "coordinator", "none"))
 FINDING = Label("kind", bound=12, why="kinds in the code")
 BUILD = tuple(Label(name, bound=1, why="this process") for name in ("version", "python", "protocol"))
+OWN_NODE = Label("node", bound=1, why="this agent")
+"""By way of build_info: a join on the process gives every other series of an agent the name of its node."""
 REPAIRED = Label("outcome", ("asked", "done", "failed"))
 VERDICT = Label("verdict", ("within", "untrusted", "settling", "dry-run", "evicting"))
 SLOT = Label("state", ("free", "reserved", "committed", "retired", "quarantined"))
