@@ -62,6 +62,9 @@ $(VENV)/.installed-ops: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement $@.txt
 	@touch $@
 
+test-helm: setup ## Tests of the chart with Helm's own library, in a virtual environment of its own that is kept (ARGS="-k name")
+	@python=$$(tests/helm/install.sh $(BIN)/python) && KVDIR_PYTHON=$$PWD/$(BIN)/python $$python -m pytest -q -p no:cloudcoil -m helm tests/helm $(ARGS)
+
 soak: setup ## Random histories of a simulated cluster (DURATION_S=120; ARGS="--seed 7")
 	$(BIN)/python -m kvdir.testing.sim --duration-s $(DURATION_S) $(ARGS)
 
@@ -93,9 +96,11 @@ verify-proto: setup ## Fail if the committed protobuf code differs from proto/
 
 docs: setup ## Regenerate the documentation that comes from code
 	$(BIN)/python -m kvdir.cli.options > docs/configuration.md
+	$(BIN)/python helm/reference.py
 
 verify-docs: setup ## Fail if generated documentation is out of date
 	@$(BIN)/python -m kvdir.cli.options | cmp -s - docs/configuration.md || { echo "docs/configuration.md is out of date: run make docs and commit"; exit 1; }
+	@$(BIN)/python helm/reference.py --check
 
 check: lint test-native test ## What CI runs
 
@@ -132,4 +137,4 @@ wheel: setup ## Build the abi3 wheel into dist/
 clean: ## Remove everything that was built
 	rm -rf $(VENV) $(PEERS) build dist *.egg-info $(NATIVE) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-.PHONY: help setup demo test test-redis test-vllm test-vllm-http test-sglang test-ops soak test-native lint fmt proto verify-proto docs verify-docs check bench fleet bench-read wheel clean
+.PHONY: help setup demo test test-redis test-vllm test-vllm-http test-sglang test-ops test-helm soak test-native lint fmt proto verify-proto docs verify-docs check bench fleet bench-read wheel clean
