@@ -41,5 +41,5 @@ def serve(config: CoordinatorConfig, output: str) -> None:
             sys.stdout.write(f"kvdir {bound.version} serves on {bound.grpc}{http}{indexer}; stop it with Ctrl-C\n")
         sys.stdout.flush()
 
-    configure(config.log_level)
+    configure(config.log_level, config.log_format)
     run(config, on_ready=announce)

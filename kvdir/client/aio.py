@@ -34,6 +34,8 @@ from kvdir.core.views import DumpPart, NodeView, StatusView, SumsView
 from kvdir.errors import DeadlineExceeded, KvdirError, Unavailable, UnknownNamespace
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import MinTrust, Tier
+from kvdir.obs import trace
+from kvdir.obs.spans import Kind, rpc_span
 from kvdir.rpc.admin_codec import decode_part
 from kvdir.rpc.cancel import call_alone_cancelled
 from kvdir.rpc.channel import DEFAULT_MAX_MESSAGE_BYTES, client_options, wait_ready
@@ -296,11 +298,13 @@ class DirectoryClient:
             await channel.close()
 
     async def _try(self, call: Call[AnswerT], address: str, end_s: float) -> AnswerT:
-        if self._streams is not None and call.method == calls.LOOKUP_METHOD:
-            with contextlib.suppress(NoStream):  # then by a call of its own
-                return call.read(await self._streams.lookup(address, call.request, end_s=end_s))
-        with self._used(address):
-            return call.read(await self._unary(call, address, end_s))
+        with rpc_span(call.method[1:], Kind.CLIENT) as span:
+            span.server(address)
+            if self._streams is not None and call.method == calls.LOOKUP_METHOD:
+                with contextlib.suppress(NoStream):  # then by a call of its own
+                    return call.read(await self._streams.lookup(address, call.request, end_s=end_s))
+            with self._used(address):
+                return call.read(await self._unary(call, address, end_s))
 
     @contextlib.contextmanager
     def _used(self, address: str) -> Iterator[None]:
@@ -325,7 +329,7 @@ class DirectoryClient:
             raise DeadlineExceeded(f"{address}: the deadline passed before the call")
         try:
             with _our_errors(address):
-                return await method(call.request, timeout=remaining_s)
+                return await method(call.request, timeout=remaining_s, metadata=trace.metadata())
         except Unavailable:
             self._doubt(address)
             raise

@@ -30,6 +30,7 @@ import grpc
 import grpc.aio
 
 from kvdir.errors import DeadlineExceeded, Overloaded, Unavailable
+from kvdir.obs import trace
 from kvdir.rpc.cancel import call_alone_cancelled
 from kvdir.rpc.channel import NotConnected, Options, wait_ready
 from kvdir.rpc.status import from_rpc_error, from_words
@@ -48,6 +49,16 @@ MESSAGE_BYTES = 256 * 1024
 """Lookups are put together into one message up to this size; a single one may be larger."""
 
 MAX_DEADLINE_MS = 2**32 - 1
+
+
+def streamed(id: int, request: directory_pb2.LookupRequest, deadline_ms: int) -> directory_pb2.StreamedLookup:
+    """A lookup as it travels in a stream, with what a call of its own would say in metadata."""
+    item = directory_pb2.StreamedLookup(id=id, lookup=request, deadline_ms=deadline_ms)
+    carried = trace.metadata()
+    if carried is not None:
+        parent, state, name = trace.arrived(carried)
+        item.context.traceparent, item.context.tracestate, item.context.request_id = parent, state, name
+    return item
 
 
 class NoStream(Exception):
@@ -112,7 +123,7 @@ class LookupStreams:
         patience_s = SILENT_S if stream is None else stream.patience_s
         stream = _Stream(address, self._options, self._connect_timeout_s, patience_s=patience_s, on_refused=refused)
         self._streams[address] = stream
-        task = asyncio.create_task(stream.run(), name=f"lookups {address}")
+        task = asyncio.create_task(stream.run(), name=f"lookups {address}", context=trace.detached())
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         return stream
@@ -156,7 +167,7 @@ class _Stream:
             if self._watch is None:
                 self._watch = loop.call_later(self.patience_s, self._look)
         deadline_ms = min(int(remaining_s * 1000) + 1, MAX_DEADLINE_MS)
-        self._send(directory_pb2.StreamedLookup(id=id, lookup=request, deadline_ms=deadline_ms))
+        self._send(streamed(id, request, deadline_ms))
         timer = loop.call_later(remaining_s, self._late, answer, remaining_s)
         try:
             return await answer

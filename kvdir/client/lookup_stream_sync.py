@@ -34,6 +34,7 @@ from kvdir.client.lookup_stream import (
     NoStream,
     StreamLost,
     reason,
+    streamed,
 )
 from kvdir.errors import DeadlineExceeded, Unavailable
 from kvdir.rpc.channel import Options, wait_ready_blocking
@@ -186,7 +187,7 @@ class Stream:
             raise DeadlineExceeded(f"{self.address}: the deadline passed before the call")
         asked = Asked(self, next(self._ids), end_s, Future())
         deadline_ms = min(int((end_s - now_s) * 1000) + 1, MAX_DEADLINE_MS)
-        item = directory_pb2.StreamedLookup(id=asked.id, lookup=request, deadline_ms=deadline_ms)
+        item = streamed(asked.id, request, deadline_ms)
         with self._lock:
             if not self.usable:
                 return None

@@ -36,6 +36,7 @@ from kvdir.core.views import DumpPart, NodeView, StatusView, SumsView
 from kvdir.errors import DeadlineExceeded, KvdirError, Unavailable, UnknownNamespace
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import MinTrust, Tier
+from kvdir.obs import trace
 from kvdir.rpc.admin_codec import decode_part
 from kvdir.rpc.channel import DEFAULT_MAX_MESSAGE_BYTES, client_options, wait_ready_blocking
 from kvdir.rpc.status import from_rpc_error
@@ -314,7 +315,7 @@ class Client:
                 request_serializer=type(call.request).SerializeToString,
                 response_deserializer=call.response.FromString,
             )
-            future = method.future(call.request, timeout=max(0.0, end_s - time.monotonic()))
+            future = method.future(call.request, timeout=max(0.0, end_s - time.monotonic()), metadata=trace.metadata())
             future.add_done_callback(lambda _: self._use(address, -1))
             question = Unary(address, end_s, future)
         future.add_done_callback(lambda _: ended.put(address))
@@ -343,7 +344,7 @@ class Client:
         if remaining_s <= 0:
             raise DeadlineExceeded(f"{address}: the deadline passed before the call")
         try:
-            return method(call.request, timeout=remaining_s)
+            return method(call.request, timeout=remaining_s, metadata=trace.metadata())
         except grpc.RpcError as error:
             raise from_rpc_error(error, target=address) from error
 

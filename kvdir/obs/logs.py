@@ -1,20 +1,51 @@
-"""Structured logs: one event a line on stderr, `key=value` (logfmt), for both daemons.
+"""Structured logs of both daemons: one event a line on stderr, as logfmt or JSON.
 
-Rules: never tokens, salts or fingerprints. Writing never stops the event loop: lines go through a bounded queue to a thread,
-and when that is full they are dropped and counted (a reader of stderr that hangs must not hang us).
+    any thread ──▶ stamp ──▶ rate limit ──▶ bounded queue ──▶ one thread ──▶ stderr
+
+Rules:
+- An event is words without values, its values are fields; never tokens, salts, fingerprints, keys or passwords. Every line has
+  the request id and the trace id of the task that wrote it, if there are any.
+- Writing never stops the event loop: lines wait in a bounded queue, and when that is full they are dropped and counted (a reader
+  of stderr that hangs must not hang us), errors and the audit log last.
+- Equal lines (same logger, level, event and subject) are written a few times, then once an interval with `suppressed=N`
+  (kvdir/core/repeats.py). Of errors every new wording is another line. Debug lines and the audit log are never held back.
+
+See docs/observability.md.
 """
 
 from __future__ import annotations
 
 import atexit
+import json
 import logging
-import logging.handlers
 import queue
 import sys
+import threading
 import time
-from typing import TextIO
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+from kvdir.core.repeats import Repeats
+from kvdir.obs import trace
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("logfmt", "json")
+AUDIT = "kvdir.audit"
+"""Logger of what administrators do: nothing of it is held back."""
+
+SUBJECT_FIELDS = (
+    "node", "peer", "stream", "engine", "namespace", "method", "identity", "backend", "device", "address", "number", "finding",
+    "path", "setting", "collector",
+)  # fmt: skip
+"""Fields that say about what an event speaks: another value makes it another event."""
+WORD_FIELDS = ("error", "reason", "words", "why")
+"""Fields that say what is wrong."""
 
 _QUEUED_LINES = 4096
+_QUEUED_ERRORS = 1024
+_LOOK_S = 1.0
+_CLOSE_S = 2.0
 
 
 def say(log: logging.Logger, level: int, event: str, **fields: object) -> None:
@@ -23,56 +54,189 @@ def say(log: logging.Logger, level: int, event: str, **fields: object) -> None:
         log.log(level, event, extra={"fields": fields})
 
 
+def log_faults(level: str, form: str) -> list[str]:
+    """What is wrong with these settings."""
+    out = []
+    if level not in LOG_LEVELS:
+        out.append(f"log_level: {level!r} is not one of {', '.join(LOG_LEVELS)}")
+    if form not in LOG_FORMATS:
+        out.append(f"log_format: {form!r} is not one of {', '.join(LOG_FORMATS)}")
+    return out
+
+
 class LogfmtFormatter(logging.Formatter):
     """ts=2026-01-31T12:00:00.123Z level=info logger=kvdir.events event="namespace refused" node=n1"""
 
     def format(self, record: logging.LogRecord) -> str:
-        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        fields: dict[str, object] = {
-            "ts": f"{moment}.{int(record.msecs):03d}Z",
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "event": record.getMessage(),
-            **getattr(record, "fields", {}),
-        }
-        if record.exc_info:
-            fields["error"] = self.formatException(record.exc_info)
-        return " ".join(f"{key}={_quoted(value)}" for key, value in fields.items())
+        return " ".join(f"{key}={_quoted(value)}" for key, value in _fields(self, record).items())
+
+
+class JsonFormatter(logging.Formatter):
+    """The same fields as one JSON object; figures stay figures."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return json.dumps(_fields(self, record), default=str)
+
+
+def _fields(formatter: logging.Formatter, record: logging.LogRecord) -> dict[str, Any]:
+    moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+    fields: dict[str, Any] = {
+        "ts": f"{moment}.{int(record.msecs):03d}Z",
+        "level": record.levelname.lower(),
+        "logger": record.name,
+        "event": record.getMessage(),
+    }
+    for key, value in (*getattr(record, "fields", {}).items(), *getattr(record, "stamp", {}).items()):
+        fields[key if key not in fields else f"{key}_"] = value
+    if record.exc_info:
+        fields["traceback"] = formatter.formatException(record.exc_info)
+    elif record.exc_text:
+        fields["traceback"] = record.exc_text
+    return fields
 
 
 def _quoted(value: object) -> str:
     text = str(value)
-    if text and not any(sign in text for sign in ' "=\n\t'):
+    if text and text.isprintable() and not any(sign in text for sign in ' "='):
         return text
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t") + '"'
+    return json.dumps(text, ensure_ascii=not text.isprintable())
 
 
-class _DroppingQueueHandler(logging.handlers.QueueHandler):
-    """Drops what does not fit; the next line that fits says how many."""
+@dataclass(slots=True)
+class LogFigures:
+    """Lines since start. dropped: the queue was full; suppressed: equal to others, and counted in a later line."""
 
-    dropped = 0
+    written: int = 0
+    dropped: int = 0
+    suppressed: int = 0
 
-    def enqueue(self, record: logging.LogRecord) -> None:
-        try:
-            self.queue.put_nowait(record)
-        except queue.Full:
-            self.dropped += 1
+
+class QueueingHandler(logging.Handler):
+    """See the module docstring. `handle` holds the handler's lock, which guards the table of repeats and the figures."""
+
+    def __init__(self, target: logging.Handler) -> None:
+        super().__init__()
+        self.figures = LogFigures()
+        self._target = target
+        self._repeats: Repeats[logging.LogRecord] = Repeats()
+        self._lines: queue.SimpleQueue[logging.LogRecord | None] = queue.SimpleQueue()
+        self._untold = 0
+        self._thread = threading.Thread(target=self._write, name="log", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        key = _key(record)
+        _let_go(record)
+        record.stamp = _stamp()
+        if record.levelno <= logging.DEBUG or record.name == AUDIT:
+            self._queue(record, 0)
             return
-        if self.dropped:
-            lost, self.dropped = self.dropped, 0
-            self.enqueue(logging.LogRecord("kvdir.logs", logging.WARNING, "", 0, f"{lost} log lines dropped", None, None))
+        for line, before in self._repeats.offer(key, record, time.monotonic()):
+            self._queue(line, before)
+
+    def close(self) -> None:
+        """Writes what waits, for _CLOSE_S at most."""
+        if self._thread.is_alive():
+            with self._guard():
+                self._queue_all(self._repeats.rest())
+            self._lines.put(None)
+            self._thread.join(_CLOSE_S)
+        super().close()
+
+    def _guard(self) -> Any:
+        assert self.lock is not None
+        return self.lock
+
+    def _queue_all(self, lines: list[tuple[logging.LogRecord, int]]) -> None:
+        for line, before in lines:
+            self._queue(line, before)
+
+    def _queue(self, record: logging.LogRecord, before: int) -> None:
+        """before: equal lines that were not written."""
+        self.figures.suppressed = self._repeats.suppressed
+        grave = record.levelno >= logging.ERROR or record.name == AUDIT
+        if self._lines.qsize() >= _QUEUED_LINES + (_QUEUED_ERRORS if grave else 0):
+            self.figures.dropped += 1
+            self._untold += 1
+            return
+        if before:
+            record.fields = {**getattr(record, "fields", {}), "suppressed": before}
+        if self._untold:
+            lost, self._untold = self._untold, 0
+            told = logging.LogRecord("kvdir.logs", logging.WARNING, "", 0, "log lines dropped", None, None)
+            told.fields = {"lines": lost}
+            self._lines.put(told)
+        self._lines.put(record)
+
+    def _write(self) -> None:
+        """The thread: whatever is ready, and at the end of an interval what was held back in it."""
+        look_s = time.monotonic() + _LOOK_S
+        while True:
+            try:
+                record = self._lines.get(timeout=max(0.0, look_s - time.monotonic()))
+            except queue.Empty:
+                record = None
+            else:
+                if record is None:
+                    return
+                self._target.handle(record)
+                self.figures.written += 1
+            if (now_s := time.monotonic()) >= look_s:
+                look_s = now_s + _LOOK_S
+                with self._guard():
+                    self._queue_all(self._repeats.due(now_s))
 
 
-def configure(level: str, *, stream: TextIO | None = None) -> None:
+def _stamp() -> dict[str, str]:
+    """Which request the line belongs to."""
+    out = {}
+    if name := trace.request_id():
+        out["request_id"] = name
+    context = trace.current()
+    if context is not None:
+        out["trace_id"] = context.trace_id
+    return out
+
+
+def _let_go(record: logging.LogRecord) -> None:
+    """Of exceptions: their tracebacks refer to frames, and so to whatever those hold, for as long as the line waits."""
+    if record.exc_info:
+        record.exc_text = logging.Formatter().formatException(record.exc_info)
+        record.exc_info = None
+    fields: Mapping[str, object] = getattr(record, "fields", {})
+    if any(isinstance(value, BaseException) for value in fields.values()):
+        record.fields = {key: str(value) if isinstance(value, BaseException) else value for key, value in fields.items()}
+
+
+def _key(record: logging.LogRecord) -> tuple[object, ...]:
+    fields: Mapping[str, object] = getattr(record, "fields", {})
+    # The message as it was written, with its arguments only where each wording counts.
+    parts: list[object] = [record.name, record.levelno, record.msg]
+    parts += [str(fields[name]) for name in SUBJECT_FIELDS if name in fields]
+    if record.levelno >= logging.ERROR:
+        parts += [str(record.args), *(str(fields[name]) for name in WORD_FIELDS if name in fields)]
+        if record.exc_info and record.exc_info[1] is not None:
+            parts.append(repr(record.exc_info[1]))
+    return tuple(parts)
+
+
+_handler: QueueingHandler | None = None
+
+
+def figures() -> LogFigures:
+    """Of this process's log; zeros where `configure` was not called."""
+    return _handler.figures if _handler is not None else LogFigures()
+
+
+def configure(level: str, form: str = "logfmt", *, stream: TextIO | None = None) -> None:
     """Once per process, by the command that starts a daemon."""
+    global _handler
     target = logging.StreamHandler(stream or sys.stderr)
-    target.setFormatter(LogfmtFormatter())
-    lines: queue.Queue[logging.LogRecord] = queue.Queue(_QUEUED_LINES)
-    listener = logging.handlers.QueueListener(lines, target)
+    target.setFormatter(JsonFormatter() if form == "json" else LogfmtFormatter())
+    _handler = QueueingHandler(target)
     root = logging.getLogger()
-    root.handlers = [_DroppingQueueHandler(lines)]
+    root.handlers = [_handler]
     root.setLevel(level.upper())
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     logging.getLogger("grpc").setLevel(logging.WARNING)
-    listener.start()
-    atexit.register(listener.stop)
+    atexit.register(_handler.close)

@@ -2,6 +2,7 @@
 
 Rules: a unary call never runs longer than its client's deadline or ours, whichever is earlier; streams end by their own rules.
 KvdirError becomes a status (status.py); anything else is a bug: logged with the request id, told as INTERNAL without details.
+What names the request (kvdir/obs/trace.py) is current from before the handler to its end; a unary call is a span if it is sampled.
 The wrapped handler of a method is made once and kept, because an interceptor that builds one per call costs 20 us.
 Who calls, and whether they may, is the gate's to say (gate.py), before the handler runs; a stream that loses its right ends.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NoReturn, Protocol
@@ -18,11 +20,11 @@ import grpc
 import grpc.aio
 
 from kvdir.errors import DeadlineExceeded, Forbidden, KvdirError
+from kvdir.obs import trace
+from kvdir.obs.spans import NO_TRACER, Kind, Tracer, rpc_span
 from kvdir.rpc.caller import UNCHECKED, Caller, set_caller
 from kvdir.rpc.gate import Gate
 from kvdir.rpc.status import grpc_code, trailing
-
-REQUEST_ID_KEY = "kvdir-request-id"
 
 Handler = Any  # grpc.RpcMethodHandler is generic for type checkers only
 Context = Any  # grpc.aio.ServicerContext is generic over types that nobody here needs
@@ -45,11 +47,13 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
         max_deadline_s: float,
         on_bug: Callable[[str, str, Exception], None],
         gate: Gate | None = None,
+        tracer: Tracer = NO_TRACER,
     ) -> None:
         self._observer = observer
         self._max_deadline_s = max_deadline_s
         self._on_bug = on_bug
         self._gate = gate or Gate()
+        self._tracer = tracer
         self._wrapped: dict[str, Handler | None] = {}
 
     async def intercept_service(
@@ -58,6 +62,7 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler | None:
         method = handler_call_details.method
+        self._tracer.enter(handler_call_details.invocation_metadata or ())  # gRPC handles each call in a task of its own
         if method not in self._wrapped:
             handler = await continuation(handler_call_details)
             if handler is None:
@@ -88,21 +93,23 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
             who = UNCHECKED
             remaining = context.time_remaining()
             limit_s = self._max_deadline_s if remaining is None else min(remaining, self._max_deadline_s)
-            try:
-                who = gate.admit(path, context)
-                set_caller(who)
-                async with asyncio.timeout(limit_s):
-                    return await behaviour(request, context)
-            except TimeoutError as error:
-                await self._fail(watch, context, DeadlineExceeded(f"{method}: no answer within {limit_s:.3g} s"), error)
-            except Exception as error:
-                await self._fail(watch, context, error, error)
-            except asyncio.CancelledError:
-                watch.code = "CANCELLED"
-                raise
-            finally:
-                watch.end()
-                gate.audit(path, request, who, watch.code)
+            with rpc_span(path.removeprefix("/"), Kind.SERVER) as span:
+                try:
+                    who = gate.admit(path, context)
+                    set_caller(who)
+                    async with asyncio.timeout(limit_s):
+                        return await behaviour(request, context)
+                except TimeoutError as error:
+                    await self._fail(watch, context, DeadlineExceeded(f"{method}: no answer within {limit_s:.3g} s"), error)
+                except Exception as error:
+                    await self._fail(watch, context, error, error)
+                except asyncio.CancelledError:
+                    watch.code = "CANCELLED"
+                    raise
+                finally:
+                    span.status(watch.code)
+                    watch.end()
+                    gate.audit(path, request, who, watch.code)
 
         return call
 
@@ -179,9 +186,9 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
             watch.code = code.name
             await context.abort(code, str(error), trailing(error))
         watch.code = "INTERNAL"
-        request_id = request_id_of(context)
+        request_id = request_id_here()
         self._on_bug(watch.method, request_id, error)
-        await context.abort(grpc.StatusCode.INTERNAL, f"internal error, logged there under request id {request_id or '-'}")
+        await context.abort(grpc.StatusCode.INTERNAL, f"internal error, logged there under request id {request_id}")
         raise cause  # abort() always raises; this line is for readers and type checkers
 
 
@@ -201,9 +208,6 @@ class _Watch:
         self._observer.ended(self.method, self.code, time.perf_counter() - self._started_s)
 
 
-def request_id_of(context: Context) -> str:
-    """What the client calls this request, for logs at both ends; at most 64 characters."""
-    for key, value in context.invocation_metadata() or ():
-        if key == REQUEST_ID_KEY:
-            return str(value)[:64]
-    return ""
+def request_id_here() -> str:
+    """What the caller named its request, or a new name for something that is to be logged and told to the caller."""
+    return trace.request_id() or secrets.token_hex(8)

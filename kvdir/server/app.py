@@ -15,6 +15,7 @@ import kvdir
 from kvdir.core.directory import Directory
 from kvdir.index import Sketch, open_index
 from kvdir.obs.metrics import CoordinatorMetrics
+from kvdir.obs.spans import NO_TRACER, Tracer
 from kvdir.rpc.channel import server_options
 from kvdir.rpc.interceptors import EdgeInterceptor
 from kvdir.server.admin_service import AdminService
@@ -85,11 +86,13 @@ def score_source(coordinator: AnyCoordinator) -> ScoreSource:
     return StoreScores(coordinator) if isinstance(coordinator, SharedCoordinator) else DirectoryScores(coordinator)
 
 
-def build_server(coordinator: AnyCoordinator) -> tuple[grpc.aio.Server, health.aio.HealthServicer]:
+def build_server(coordinator: AnyCoordinator, *, tracer: Tracer = NO_TRACER) -> tuple[grpc.aio.Server, health.aio.HealthServicer]:
     """The gRPC server with every service; the caller binds and starts it, on the loop that runs now."""
     config = coordinator.config
     server = grpc.aio.server(
-        interceptors=[EdgeInterceptor(coordinator.metrics.calls, max_deadline_s=config.max_deadline_s, on_bug=log_bug)],
+        interceptors=[
+            EdgeInterceptor(coordinator.metrics.calls, max_deadline_s=config.max_deadline_s, on_bug=log_bug, tracer=tracer)
+        ],
         options=server_options(max_message_bytes=config.max_message_bytes, share_port=coordinator.place is not None),
     )
     source: LookupSource = (
@@ -101,6 +104,7 @@ def build_server(coordinator: AnyCoordinator) -> tuple[grpc.aio.Server, health.a
         max_streams=config.max_lookup_streams,
         max_deadline_s=config.max_deadline_s,
         on_bug=log_bug,
+        tracer=tracer,
     )
     coordinator.on_drain.append(streams.drain)
     if coordinator.place is not None:

@@ -14,6 +14,8 @@ from kvdir.core.quota_keeper import QuotaPolicy
 from kvdir.core.repair import RepairPolicy
 from kvdir.errors import ConfigError
 from kvdir.index import LEAST_MAX_BYTES
+from kvdir.obs.logs import LOG_FORMATS, LOG_LEVELS, log_faults
+from kvdir.obs.tracing import trace_faults
 from kvdir.rpc.certificates import TlsFiles, missing
 from kvdir.store.url import StoreUrl
 
@@ -21,7 +23,6 @@ MAX_WORKERS = 64
 MAX_EXPECTED_BLOCKS = 2**31
 """As many as an index takes."""
 MEMORY = "memory"
-LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +111,14 @@ class CoordinatorConfig:
     max_deadline_s: float = setting(10.0, "Longest time one call may take, whatever its client asks for.")
     grace_s: float = setting(5.0, "Time for calls under way to finish after SIGTERM.")
     log_level: str = setting("info", f"One of {', '.join(LOG_LEVELS)}.")
+    log_format: str = setting("logfmt", f"How a line of the log is written: {' or '.join(LOG_FORMATS)}.")
+    otlp_endpoint: str = setting(
+        "",
+        "Where spans go, OTLP over HTTP, such as http://127.0.0.1:4318. Empty: as OTEL_EXPORTER_OTLP_ENDPOINT says, else nowhere. "
+        "See docs/observability.md.",
+        metavar="URL",
+    )
+    trace_ratio: float = setting(0.0, "Share of requests without a trace of their caller's that begin one here.")
 
     def faults(self) -> list[str]:
         """What cannot work, all at once."""
@@ -160,8 +169,7 @@ class CoordinatorConfig:
         if not 0 <= self.lookup_workers <= MAX_WORKERS:
             out.append(f"lookup_workers: must be 0 to {MAX_WORKERS}")
         out += self._store_faults()
-        if self.log_level not in LOG_LEVELS:
-            out.append(f"log_level: {self.log_level!r} is not one of {', '.join(LOG_LEVELS)}")
+        out += log_faults(self.log_level, self.log_format) + trace_faults(self.otlp_endpoint, self.trace_ratio)
         return out
 
     def _address_faults(self) -> list[str]:

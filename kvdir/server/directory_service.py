@@ -8,11 +8,12 @@ from typing import Any
 
 from kvdir.errors import KvdirError, TooLarge, Unsupported
 from kvdir.location import PROTOCOL_VERSION
+from kvdir.obs.spans import active
 from kvdir.rpc.lookup_codec import decode_min_trust
 from kvdir.rpc.score_codec import decode_parts, decode_weights, encode_scores
 from kvdir.rpc.status import words
 from kvdir.server.lookup_source import LookupSource
-from kvdir.server.lookup_stream import LookupStreams
+from kvdir.server.lookup_stream import LookupStreams, describe
 from kvdir.server.score_source import ScoreSource, scored
 from kvdir.v1 import directory_pb2, directory_pb2_grpc
 
@@ -31,8 +32,10 @@ class DirectoryService(directory_pb2_grpc.DirectoryServicer):
         self._max_fingerprints = max_fingerprints
 
     async def Lookup(self, request: directory_pb2.LookupRequest, context: Any) -> directory_pb2.LookupResponse:
-        answer = self._source.lookup(request)
-        return await answer if inspect.isawaitable(answer) else answer
+        found = self._source.lookup(request)
+        answer = await found if inspect.isawaitable(found) else found
+        describe(active(), answer)
+        return answer
 
     async def LookupBatch(self, request: directory_pb2.LookupBatchRequest, context: Any) -> directory_pb2.LookupBatchResponse:
         asked = sum(max(1, len(item.fingerprints.packed) // (item.fingerprints.width or 32)) for item in request.requests)

@@ -23,7 +23,8 @@ import grpc.aio
 
 from kvdir.errors import DeadlineExceeded, KvdirError, Overloaded, Unavailable
 from kvdir.location import PROTOCOL_VERSION
-from kvdir.rpc.interceptors import CallObserver, request_id_of
+from kvdir.obs.spans import NO_TRACER, NOTHING, AnySpan, Kind, Tracer, rpc_span
+from kvdir.rpc.interceptors import CallObserver, request_id_here
 from kvdir.rpc.status import grpc_code, words
 from kvdir.server.lookup_source import LookupSource
 from kvdir.v1 import directory_pb2
@@ -37,7 +38,17 @@ PROCESS_KEY = "kvdir-process"
 METHOD = "StreamedLookup"
 """Under this name single lookups are counted, when they are answered; the call itself is counted as LookupStream."""
 
+LOOKUP = "kvdir.v1.Directory/Lookup"
+"""What a lookup is called in a trace, whatever it travels in."""
+
 OnBug = Callable[[str, str, Exception], None]
+
+
+def describe(span: AnySpan, answer: directory_pb2.LookupResponse) -> None:
+    """How much was asked, and how much of it is said to be somewhere."""
+    if span:
+        span.set("kvdir.blocks", answer.asked)
+        span.set("kvdir.hits", answer.hits)
 
 
 class LookupStreams:
@@ -55,8 +66,10 @@ class LookupStreams:
         max_deadline_s: float,
         on_bug: OnBug,
         process: str = "main",
+        tracer: Tracer = NO_TRACER,
     ) -> None:
         self.source = source
+        self.tracer = tracer
         self.observer = observer
         self.max_deadline_s = max_deadline_s
         self.on_bug = on_bug
@@ -134,44 +147,57 @@ class _Stream:
         """Returns how many positions were looked up here and now."""
         if len(self._tasks) >= MAX_WAITING:
             await asyncio.wait(tuple(self._tasks), return_when=asyncio.FIRST_COMPLETED)
+        tracer = self._streams.tracer
+        if not tracer.ratio and not item.HasField("context"):
+            return self._look(item, arrived_s, NOTHING)
+        with tracer.carried(item.context), rpc_span(LOOKUP, Kind.SERVER).begun() as span:
+            return self._look(item, arrived_s, span)
+
+    def _look(self, item: Any, arrived_s: float, span: AnySpan) -> int:
         limit_s = item.deadline_ms / 1000 if item.deadline_ms else self._streams.max_deadline_s
         try:
             if time.perf_counter() - arrived_s >= limit_s:
                 raise DeadlineExceeded(f"its turn came after its deadline of {limit_s:.3g} s")
             answer = self._streams.source.lookup(item.lookup)
         except Exception as error:
-            self._refuse(item.id, error, arrived_s)
+            self._refuse(item.id, error, arrived_s, span)
             return 0
         if inspect.isawaitable(answer):
-            self._spawn(self._later(item.id, answer, arrived_s, limit_s))
+            self._spawn(self._later(item.id, answer, arrived_s, limit_s, span))
             return 0
-        self._put(item.id, answer, "OK", arrived_s)
+        self._put(item.id, answer, "OK", arrived_s, span)
         return answer.asked
 
-    async def _later(self, id: int, answer: Awaitable[directory_pb2.LookupResponse], arrived_s: float, limit_s: float) -> None:
+    async def _later(
+        self, id: int, answer: Awaitable[directory_pb2.LookupResponse], arrived_s: float, limit_s: float, span: AnySpan
+    ) -> None:
         try:
             async with asyncio.timeout(arrived_s + limit_s - time.perf_counter()):
-                self._put(id, await answer, "OK", arrived_s)
+                self._put(id, await answer, "OK", arrived_s, span)
         except TimeoutError:
-            self._refuse(id, DeadlineExceeded(f"no answer within {limit_s:.3g} s"), arrived_s)
+            self._refuse(id, DeadlineExceeded(f"no answer within {limit_s:.3g} s"), arrived_s, span)
         except Exception as error:
-            self._refuse(id, error, arrived_s)
+            self._refuse(id, error, arrived_s, span)
         if self._written.is_set():
             await self._flush()
 
-    def _refuse(self, id: int, error: Exception, arrived_s: float) -> None:
+    def _refuse(self, id: int, error: Exception, arrived_s: float, span: AnySpan) -> None:
         if isinstance(error, KvdirError):
             code, text = grpc_code(error).name, words(error)
         else:
-            request_id = request_id_of(self._context)
+            request_id = request_id_here()
             self._streams.on_bug(METHOD, request_id, error)
-            code, text = "INTERNAL", f"error: internal error, logged there under request id {request_id or '-'}"
-        self._put(id, directory_pb2.LookupResponse(protocol_version=PROTOCOL_VERSION, error=text), code, arrived_s)
+            code, text = "INTERNAL", f"error: internal error, logged there under request id {request_id}"
+        self._put(id, directory_pb2.LookupResponse(protocol_version=PROTOCOL_VERSION, error=text), code, arrived_s, span)
 
-    def _put(self, id: int, answer: directory_pb2.LookupResponse, code: str, arrived_s: float) -> None:
+    def _put(self, id: int, answer: directory_pb2.LookupResponse, code: str, arrived_s: float, span: AnySpan) -> None:
         self._out.answers.append(directory_pb2.StreamedAnswer(id=id, lookup=answer))
         self._streams.observer.began(METHOD)
         self._streams.observer.ended(METHOD, code, time.perf_counter() - arrived_s)
+        if span:
+            describe(span, answer)
+            span.status(code)
+            span.end()
 
     async def _flush(self) -> None:
         """Until everything put so far was taken by gRPC. One writes at a time; the others wait for it."""

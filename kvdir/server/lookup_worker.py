@@ -28,17 +28,21 @@ import uvloop
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+import kvdir
 from kvdir.core.region_directory import RegionDirectory
 from kvdir.errors import KvdirError
 from kvdir.index import RegionReader
 from kvdir.obs.call_figures import CallFigures
+from kvdir.obs import trace
 from kvdir.obs.logs import configure
 from kvdir.obs.process_figures import ProcessFigures, read
+from kvdir.obs.spans import Kind, Tracer, rpc_span
+from kvdir.obs.tracing import SPANS_S, open_tracing
 from kvdir.rpc.channel import client_options, server_options
 from kvdir.rpc.interceptors import EdgeInterceptor
 from kvdir.rpc.status import from_rpc_error
 from kvdir.server.directory_service import DirectoryService
-from kvdir.server.lookup_stream import METHOD, LookupStreams
+from kvdir.server.lookup_stream import LOOKUP, METHOD, LookupStreams
 from kvdir.server.pass_through import pass_through
 from kvdir.server.region_source import RegionSource, WorkerCounters
 from kvdir.server.services import HEALTH_NAMES, REFLECTED, SERVICES, log_bug
@@ -72,6 +76,10 @@ class WorkerSpec:
     max_deadline_s: float
     grace_s: float
     log_level: str
+    log_format: str
+    otlp_endpoint: str
+    trace_ratio: float
+    name: str
 
 
 def main(argument: str) -> None:
@@ -79,7 +87,7 @@ def main(argument: str) -> None:
     spec = msgspec.json.decode(argument, type=WorkerSpec)
     _die_with(spec.parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    configure(spec.log_level)
+    configure(spec.log_level, spec.log_format)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(spec))
 
@@ -96,15 +104,26 @@ async def _serve(spec: WorkerSpec) -> None:
     async with grpc.aio.insecure_channel(
         spec.main, options=client_options(max_message_bytes=spec.max_message_bytes)
     ) as channel:
-        worker = _Worker(spec, channel)
-        await worker.start()
-        sys.stdout.buffer.write(READY)
-        sys.stdout.flush()
-        await worker.run_until(stop)
+        tracing = open_tracing(
+            spec.otlp_endpoint,
+            spec.trace_ratio,
+            service="kvdir-coordinator",
+            instance=spec.name,
+            version=kvdir.__version__,
+            process=f"worker-{spec.number}",
+        )
+        try:
+            worker = _Worker(spec, channel, tracing.tracer)
+            await worker.start()
+            sys.stdout.buffer.write(READY)
+            sys.stdout.flush()
+            await worker.run_until(stop)
+        finally:
+            await asyncio.to_thread(tracing.close, grace_s=min(spec.grace_s, SPANS_S))
 
 
 class _Worker:
-    def __init__(self, spec: WorkerSpec, channel: grpc.aio.Channel) -> None:
+    def __init__(self, spec: WorkerSpec, channel: grpc.aio.Channel, tracer: Tracer) -> None:
         self._spec = spec
         self._figures = Path(spec.figures)
         before = read(self._figures) or ProcessFigures()
@@ -126,10 +145,11 @@ class _Worker:
             max_deadline_s=spec.max_deadline_s,
             on_bug=log_bug,
             process=f"worker-{spec.number}",
+            tracer=tracer,
         )
         self._healthy = health.aio.HealthServicer()
         self._server = grpc.aio.server(
-            interceptors=[EdgeInterceptor(self._calls, max_deadline_s=spec.max_deadline_s, on_bug=log_bug)],
+            interceptors=[EdgeInterceptor(self._calls, max_deadline_s=spec.max_deadline_s, on_bug=log_bug, tracer=tracer)],
             options=server_options(max_message_bytes=spec.max_message_bytes, share_port=True),
         )
         service = DirectoryService(self._source, self._streams, max_fingerprints=spec.max_fingerprints)
@@ -206,11 +226,12 @@ def _asking(channel: grpc.aio.Channel, timeout_s: float) -> Any:
     )
 
     async def ask(request: directory_pb2.LookupRequest) -> directory_pb2.LookupResponse:
-        try:
-            answer: directory_pb2.LookupResponse = await method(request, timeout=timeout_s)
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error, target="the coordinator's main process") from error
-        return answer
+        with rpc_span(LOOKUP, Kind.CLIENT):
+            try:
+                answer: directory_pb2.LookupResponse = await method(request, timeout=timeout_s, metadata=trace.metadata())
+            except grpc.aio.AioRpcError as error:
+                raise from_rpc_error(error, target="the coordinator's main process") from error
+            return answer
 
     return ask
 

@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import socket
 import sys
 import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
@@ -141,6 +142,10 @@ class LookupWorkers:
             max_deadline_s=config.max_deadline_s,
             grace_s=config.grace_s,
             log_level=config.log_level,
+            log_format=config.log_format,
+            otlp_endpoint=config.otlp_endpoint,
+            trace_ratio=config.trace_ratio,
+            name=config.name or socket.gethostname(),
         )
 
     async def _supervise(self, number: int) -> None:

@@ -22,6 +22,7 @@ from grpc_health.v1 import health_pb2
 from kvdir.errors import ConfigError
 from kvdir.obs.http import HttpSide, LoopPulse
 from kvdir.obs.logs import say
+from kvdir.obs.tracing import SPANS_S, open_tracing
 from kvdir.server.app import AnyCoordinator, build_coordinator, build_server, build_shared
 from kvdir.server.config import MEMORY, CoordinatorConfig, split_address
 from kvdir.server.coordinator import Coordinator
@@ -132,7 +133,15 @@ async def running(coordinator: AnyCoordinator, stop: Stop | None = None) -> Asyn
     pulse = LoopPulse(limit_s=_ALIVE_S)
     async with contextlib.AsyncExitStack() as stack:
         workers = _workers(coordinator, host, port, stack)
-        server, healthy = build_server(coordinator)
+        tracing = open_tracing(
+            config.otlp_endpoint,
+            config.trace_ratio,
+            service="kvdir-coordinator",
+            instance=coordinator.name,
+            version=coordinator.version,
+        )
+        stack.push_async_callback(asyncio.to_thread, tracing.close, grace_s=min(config.grace_s, SPANS_S))
+        server, healthy = build_server(coordinator, tracer=tracing.tracer)
         port = _bind(server, host, workers.port if workers is not None else port)
         http = ""
         if config.http_listen:

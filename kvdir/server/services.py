@@ -27,4 +27,5 @@ REFLECTED = (*HEALTH_NAMES[1:], health.SERVICE_NAME, reflection.SERVICE_NAME)
 
 def log_bug(method: str, request_id: str, error: Exception) -> None:
     """An exception that is not ours: the caller was told no more than the request id."""
-    log.error("unexpected error in %s", method, exc_info=error, extra={"fields": {"request_id": request_id}})
+    fields = {"method": method, "request_id": request_id}
+    log.error("call failed", exc_info=error, extra={"fields": fields})

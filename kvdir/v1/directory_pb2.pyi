@@ -83,14 +83,26 @@ class LookupStreamRequest(_message.Message):
     def __init__(self, lookups: _Optional[_Iterable[_Union[StreamedLookup, _Mapping]]] = ...) -> None: ...
 
 class StreamedLookup(_message.Message):
-    __slots__ = ("id", "lookup", "deadline_ms")
+    __slots__ = ("id", "lookup", "deadline_ms", "context")
     ID_FIELD_NUMBER: _ClassVar[int]
     LOOKUP_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
     id: int
     lookup: LookupRequest
     deadline_ms: int
-    def __init__(self, id: _Optional[int] = ..., lookup: _Optional[_Union[LookupRequest, _Mapping]] = ..., deadline_ms: _Optional[int] = ...) -> None: ...
+    context: RequestContext
+    def __init__(self, id: _Optional[int] = ..., lookup: _Optional[_Union[LookupRequest, _Mapping]] = ..., deadline_ms: _Optional[int] = ..., context: _Optional[_Union[RequestContext, _Mapping]] = ...) -> None: ...
+
+class RequestContext(_message.Message):
+    __slots__ = ("traceparent", "tracestate", "request_id")
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    TRACESTATE_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    traceparent: str
+    tracestate: str
+    request_id: str
+    def __init__(self, traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class LookupStreamResponse(_message.Message):
     __slots__ = ("answers", "draining")

@@ -47,7 +47,7 @@ def serve(config: AgentConfig, *, output: str, dry_run: bool) -> None:
             output=output,
         )
 
-    configure(config.log_level)
+    configure(config.log_level, config.log_format)
     with starting("agent"):
         run(config, on_ready=announce)
 

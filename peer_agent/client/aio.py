@@ -21,6 +21,7 @@ from kvdir.client.attached import attach
 from kvdir.errors import KvdirError, RemoteProtocolError, StaleEpoch, Unavailable
 from kvdir.fingerprint import Fingerprints
 from kvdir.namespace import Namespace
+from kvdir.obs.trace import metadata
 from kvdir.rpc.cancel import call_alone_cancelled
 from kvdir.rpc.channel import client_options
 from kvdir.rpc.status import from_rpc_error
@@ -31,6 +32,7 @@ from peer_agent.client.engine import ATTACH_PAUSE_S, DEADLINE_S, GIVE_UP_S, LEAS
 from peer_agent.client.pool_table import register_request
 from peer_agent.client.registered import REGISTER_S, AsyncRegisteredPool
 from peer_agent.client.results import LoadResult, LookupResult, StoreResult, missed, not_stored
+from peer_agent.client.tracing import traced_aio
 from peer_agent.memory.device import Device, DevicePool
 from peer_agent.v1 import engine_pb2, engine_pb2_grpc
 
@@ -139,6 +141,7 @@ class Engine:
             return not_stored(len(fingerprints), self._note(error, attachment))
         return attachment.stored(reserved, committed.committed)
 
+    @traced_aio
     async def load(
         self,
         fingerprints: Fingerprints,
@@ -147,6 +150,8 @@ class Engine:
         deadline_s: float | None = None,
         local_only: bool = False,
         explain: bool = False,
+        trace: str = "",
+        request_id: str = "",
     ) -> LoadResult:
         """Brings blocks into the caller's memory, from here or from peers, verified."""
         memory = self._memory(into, len(fingerprints), writable=True)
@@ -233,7 +238,8 @@ class Engine:
     async def _rpc(self, method: str, request: Any, until_s: float) -> Any:
         """Raises KvdirError, by until_s."""
         try:
-            return await getattr(self._stub, method)(request, timeout=max(0.001, until_s - time.monotonic()))
+            timeout_s = max(0.001, until_s - time.monotonic())
+            return await getattr(self._stub, method)(request, timeout=timeout_s, metadata=metadata())
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error, target=self.address) from error
         except grpc.aio.UsageError as error:  # the channel was closed before

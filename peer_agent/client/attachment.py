@@ -258,6 +258,7 @@ class Attachment:
             statuses=results.tobytes(),
             timings=timings,
             peer_bytes=answer.peer_bytes,
+            trace_id=answer.trace_id,
             directory_reached=answer.directory_reached,
             trust=tuple(map(decode_trust, answer.nodes)),
             predicted_us=answer.predicted_us,

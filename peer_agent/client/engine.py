@@ -24,6 +24,7 @@ from kvdir.client.attached import attach
 from kvdir.errors import KvdirError, RemoteProtocolError, StaleEpoch, Unavailable
 from kvdir.fingerprint import Fingerprints
 from kvdir.namespace import Namespace
+from kvdir.obs.trace import metadata
 from kvdir.rpc.channel import client_options
 from kvdir.rpc.status import from_rpc_error
 from peer_agent.client.attachment import Attachment, attach_request, bounded_s, lookup_result
@@ -32,6 +33,7 @@ from peer_agent.client.device import DeviceCopier, caller_memory
 from peer_agent.client.pool_table import register_request
 from peer_agent.client.registered import REGISTER_S, RegisteredPool
 from peer_agent.client.results import LoadResult, LookupResult, StoreResult, missed, not_stored
+from peer_agent.client.tracing import traced
 from peer_agent.memory.device import Device, DevicePool
 from peer_agent.v1 import engine_pb2, engine_pb2_grpc
 
@@ -163,6 +165,7 @@ class Engine:
             return not_stored(len(fingerprints), self._note(error, attachment))
         return attachment.stored(reserved, committed.committed)
 
+    @traced
     def load(
         self,
         fingerprints: Fingerprints,
@@ -171,11 +174,14 @@ class Engine:
         deadline_s: float | None = None,
         local_only: bool = False,
         explain: bool = False,
+        trace: str = "",
+        request_id: str = "",
     ) -> LoadResult:
         """Brings blocks into the caller's memory, from here or from peers, verified; the rest is for the caller to recompute.
 
         into: writable memory, as for `store`. Returns by deadline_s (plus scheduling). explain: with the agent's reasons, see
-        LoadResult. Raises InvalidInput for wrong buffers and TooLarge beyond the agent's limit, nothing else.
+        LoadResult. trace (a traceparent), request_id: what this is part of, see peer_agent/client/tracing.py.
+        Raises InvalidInput for wrong buffers and TooLarge beyond the agent's limit, nothing else.
         """
         memory = self._memory(into, len(fingerprints), writable=True)
         began_s = time.monotonic()
@@ -258,7 +264,8 @@ class Engine:
     def _rpc(self, method: str, request: Any, until_s: float) -> Any:
         """Raises KvdirError, by until_s."""
         try:
-            return getattr(self._stub, method)(request, timeout=max(0.001, until_s - time.monotonic()))
+            timeout_s = max(0.001, until_s - time.monotonic())
+            return getattr(self._stub, method)(request, timeout=timeout_s, metadata=metadata())
         except grpc.RpcError as error:
             raise from_rpc_error(error, target=self.address) from error
         except ValueError as error:  # gRPC's word for a channel closed meanwhile

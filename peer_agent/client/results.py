@@ -29,7 +29,8 @@ class LoadResult:
 
     predicted_us: what the agent expected lock and read to take. net_gain_us: recompute time that blocks from peers saved, less
     the time that was spent on them; negative when they cost more than they saved, 0 when the agent does not know how fast this
-    engine prefills. explanation: on request, as told in docs/planner.md.
+    engine prefills. explanation: on request, as told in docs/planner.md. trace_id: 32 hex digits, "" when the load is part of no
+    trace.
     """
 
     statuses: bytes
@@ -41,6 +42,7 @@ class LoadResult:
     predicted_us: int = 0
     net_gain_us: int = 0
     explanation: Mapping[str, Any] | None = None
+    trace_id: str = ""
 
     def __len__(self) -> int:
         return len(self.statuses)

@@ -15,6 +15,8 @@ from kvdir.client.discovery import parse
 from kvdir.client.engine_options import read_engines
 from kvdir.config import setting
 from kvdir.errors import InvalidInput
+from kvdir.obs.logs import LOG_FORMATS, LOG_LEVELS, log_faults
+from kvdir.obs.tracing import trace_faults
 from kvdir.rpc.certificates import TlsFiles, missing
 from kvdir.rpc.channel import DEFAULT_MAX_MESSAGE_BYTES
 from peer_agent.memory.pages import HugePages
@@ -23,7 +25,6 @@ from peer_agent.memory.slots import NO_SPARE, Spare
 TRANSPORTS = ("shm", "tcp", "ucx", "nixl")
 DEFAULT_TRANSPORTS = ("shm", "tcp")
 ALL_NAMESPACES = "all"
-LOG_LEVELS = ("debug", "info", "warning", "error")
 UNIX_PATH_LIMIT_BYTES = 107
 MAX_FINGERPRINTS = DEFAULT_MAX_MESSAGE_BYTES // 64
 """Records of 32 bytes in half a message; the rest is for fingerprints, nodes and framing."""
@@ -163,6 +164,14 @@ class AgentConfig:
     event_loss: float = setting(0.0, "TESTING ONLY: share of event batches to drop on purpose.")
     grace_s: float = setting(10.0, "On SIGTERM: how long calls under way may take to end.")
     log_level: str = setting("info", f"One of {', '.join(LOG_LEVELS)}; one line an event, on stderr.")
+    log_format: str = setting("logfmt", f"How a line of the log is written: {' or '.join(LOG_FORMATS)}.")
+    otlp_endpoint: str = setting(
+        "",
+        "Where spans go, OTLP over HTTP, such as http://127.0.0.1:4318. Empty: as OTEL_EXPORTER_OTLP_ENDPOINT says, else nowhere. "
+        "See docs/observability.md.",
+        metavar="URL",
+    )
+    trace_ratio: float = setting(0.0, "Share of requests without a trace of their caller's that begin one here.")
 
     @property
     def node_name(self) -> str:
@@ -228,8 +237,7 @@ class AgentConfig:
             out.append(f"huge_pages: {self.huge_pages!r} is not one of {', '.join(HugePages)}")
         if self.huge_pages == HugePages.REQUIRE and not self.prefault:
             out.append("huge_pages: require needs prefault, since only memory that is there can be looked at")
-        if self.log_level not in LOG_LEVELS:
-            out.append(f"log_level: {self.log_level!r} is not one of {', '.join(LOG_LEVELS)}")
+        out += log_faults(self.log_level, self.log_format) + trace_faults(self.otlp_endpoint, self.trace_ratio)
         return out
 
     def _address_faults(self) -> list[str]:

@@ -23,6 +23,8 @@ from kvdir.fingerprint import Fingerprints
 from kvdir.location import PROTOCOL_VERSION, Tier
 from kvdir.namespace import Namespace
 from kvdir.obs.logs import say
+from kvdir.obs.spans import active, span
+from kvdir.obs.trace import trace_id
 from kvdir.rpc.lookup_codec import decode_fingerprints, encode_trust
 from peer_agent.core.effects import Occupancy
 from peer_agent.core.inventory import AGENT
@@ -30,7 +32,7 @@ from peer_agent.core.schedule import Priority
 from peer_agent.server.accepting import Accepting
 from peer_agent.server.device_calls import STAGE_TIME_SHARE, DeviceCalls
 from peer_agent.server.engines import stream_inventory
-from peer_agent.server.explaining import explanation_json
+from peer_agent.server.explaining import describe, explanation_json
 from peer_agent.server.identity import Identity, Limits
 from peer_agent.server.load import Directory
 from peer_agent.server.namespaces import check_probe
@@ -192,6 +194,7 @@ class EngineService(DeviceCalls):
             local_only=request.local_only,
             prefill_tokens_per_s=session.prefill_tokens_per_s,
         )
+        describe(active(), load)
         return engine_pb2.LoadResponse(
             protocol_version=PROTOCOL_VERSION,
             lock=load.lock,
@@ -206,6 +209,7 @@ class EngineService(DeviceCalls):
             predicted_us=int(load.plan.predicted_s * 1e6),
             net_gain_us=int(load.net_gain_s * 1e6),
             explanation=explanation_json(load) if request.explain else "",
+            trace_id=trace_id(),
         )
 
     async def Release(self, request: engine_pb2.ReleaseRequest, context: Context) -> engine_pb2.ReleaseResponse:
@@ -288,16 +292,18 @@ class EngineService(DeviceCalls):
 
     async def _prefetch(self, session: _Session, fingerprints: Fingerprints, *, timeout_s: float) -> None:
         digest = session.namespace_digest
-        staged_s = await self._stager.stage(digest, fingerprints, timeout_s=timeout_s * STAGE_TIME_SHARE)
-        await self._reader.load(
-            digest,
-            fingerprints,
-            session=AGENT,
-            timeout_s=timeout_s - staged_s,
-            lease_s=0.0,
-            priority=Priority.PREFETCH,
-            prefill_tokens_per_s=session.prefill_tokens_per_s,
-        )
+        with span("prefetch") as mine:
+            staged_s = await self._stager.stage(digest, fingerprints, timeout_s=timeout_s * STAGE_TIME_SHARE)
+            load = await self._reader.load(
+                digest,
+                fingerprints,
+                session=AGENT,
+                timeout_s=timeout_s - staged_s,
+                lease_s=0.0,
+                priority=Priority.PREFETCH,
+                prefill_tokens_per_s=session.prefill_tokens_per_s,
+            )
+            describe(mine, load)
 
     def _local(self, digest: bytes, fingerprints: Fingerprints) -> bytes:
         """One byte per fingerprint: 1 if it is in the arena or in a device of this host, and so are the other ranks' parts."""

@@ -7,6 +7,9 @@ from typing import Any
 
 import msgspec
 
+from kvdir.obs import trace
+from kvdir.obs.spans import AnySpan
+from peer_agent.core.effects import LoadStatus
 from peer_agent.core.explanation import Explanation
 from peer_agent.server.load import Load
 
@@ -25,10 +28,26 @@ def explanation_document(explanation: Explanation, load: Load) -> dict[str, Any]
         "lookup_us": _us(load.lookup_s),
         "net_gain_us": _us(load.net_gain_s),
         "directory_reached": load.directory_reached,
+        "trace_id": trace.trace_id(),
+        "request_id": trace.request_id(),
         "prefill_tokens_per_s": load.recompute.prefill_tokens_per_s,
         "nominees": [_plain(story) for story in explanation.nominees],
         "reads": [_plain(story) for story in explanation.fetches],
     }
+
+
+def describe(span: AnySpan, load: Load) -> None:
+    """What became of a load's blocks, on the span that stands for it."""
+    if not span:
+        return
+    results = load.plan.results
+    span.set("kvdir.blocks", len(load.fingerprints))
+    span.set("kvdir.hits", sum(results.count(status) for status in LoadStatus if status.hit))
+    for status in LoadStatus:
+        if count := results.count(status):
+            span.set(f"kvdir.{status.name.lower()}", count)
+    span.set("kvdir.bytes", load.peer_bytes)
+    span.set("kvdir.directory_reached", load.directory_reached)
 
 
 def _plain(story: Any) -> dict[str, Any]:

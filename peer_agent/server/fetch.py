@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from kvdir.obs.spans import AnySpan, Kind, span
 from peer_agent.core.effects import BlockState, Reserved
 from peer_agent.core.leases import AGENT
 from peer_agent.core.orders import Fetch, Outcome
@@ -88,7 +89,10 @@ class Fetcher:
                 return
             reading.flew_s = self._clock()
             reading.beside_bytes = self._beside_bytes(reading)
-            outcome = await self._read(load, reading, twin_of())
+            with span("read", Kind.CLIENT) as mine:
+                outcome = await self._read(load, reading, twin_of())
+                if mine:
+                    _describe(mine, reading, outcome)
             if outcome is not None:
                 self._judge(reading, outcome, block_bytes=load.block_bytes, took_s=self._clock() - reading.flew_s)
 
@@ -211,6 +215,17 @@ class Fetcher:
     def _beside_bytes(self, reading: Reading) -> int:
         """Other reads under way at the same peer now."""
         return self._turns.flying_bytes(reading.source.peer.node) - reading.fetch.size_bytes
+
+
+def _describe(mine: AnySpan, reading: Reading, outcome: ReadOutcome | None) -> None:
+    """Of the read that a span stands for."""
+    mine.set("kvdir.peer", reading.source.peer.node)
+    mine.set("kvdir.source", reading.source.peer.plane)
+    mine.set("kvdir.blocks", len(reading.fetch.positions))
+    mine.set("kvdir.bytes", reading.asked_bytes)
+    mine.set("kvdir.hits", 0 if outcome is None else outcome.statuses.count(ReadStatus.OK))
+    if reading.fetch.hedges is not None:
+        mine.set("kvdir.hedge", True)
 
 
 def _read_list(load: Load, reading: Reading, reserved: Reserved) -> ReadList:

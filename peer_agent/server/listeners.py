@@ -21,10 +21,12 @@ from kvdir.errors import ConfigError
 from kvdir.obs.call_figures import CallFigures
 from kvdir.obs.http import HttpSide, LoopPulse
 from kvdir.obs.logs import say
+from kvdir.obs.tracing import SPANS_S, open_tracing
 from kvdir.rpc.channel import server_options
 from kvdir.rpc.interceptors import EdgeInterceptor
 from peer_agent.server.config import AgentConfig, join_address, split_address
 from peer_agent.server.engine_service import EngineService
+from peer_agent.server.identity import version
 from peer_agent.server.peer_service import PeerService
 from peer_agent.v1 import engine_pb2_grpc, peer_pb2_grpc
 
@@ -43,6 +45,15 @@ class Listeners:
         self.bugs = 0
         self._config = config
         self._stack = stack
+        tracing = open_tracing(
+            config.otlp_endpoint,
+            config.trace_ratio,
+            service="kvdir-peer-agent",
+            instance=config.node_name,
+            version=version(),
+        )
+        self._tracer = tracing.tracer
+        stack.push_async_callback(asyncio.to_thread, tracing.close, grace_s=min(config.grace_s, SPANS_S))
         self._health = health.aio.HealthServicer()
 
     async def drain(self) -> None:
@@ -81,11 +92,13 @@ class Listeners:
                 logging.ERROR,
                 "call failed",
                 method=method,
-                request=request_id or "-",
-                error="".join(format_exception(error)),
+                request_id=request_id,
+                traceback="".join(format_exception(error)),
             )
 
-        edge = EdgeInterceptor(self.calls, max_deadline_s=self._config.max_deadline_s + DEADLINE_MARGIN_S, on_bug=on_bug)
+        edge = EdgeInterceptor(
+            self.calls, max_deadline_s=self._config.max_deadline_s + DEADLINE_MARGIN_S, on_bug=on_bug, tracer=self._tracer
+        )
         return grpc.aio.server(interceptors=[edge], options=server_options())
 
     def _bind(self, server: grpc.aio.Server, address: str, setting: str) -> int:

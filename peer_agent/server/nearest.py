@@ -17,6 +17,7 @@ from kvdir.client.replica_reader import ReplicaReader
 from kvdir.core.answer import Lookup, Source
 from kvdir.errors import KvdirError
 from kvdir.fingerprint import Fingerprints
+from kvdir.obs.spans import active
 from peer_agent.core.nominees import claims
 from peer_agent.server.load import Directory, Nominations
 
@@ -43,6 +44,7 @@ class NearestDirectory:
             self.asked["none"] += 1
             raise
         self.asked["coordinator"] += 1
+        active().set("kvdir.source", "coordinator")
         return nominations
 
     def report_stale(
@@ -52,4 +54,5 @@ class NearestDirectory:
 
     def _nominations(self, found: Lookup) -> Nominations:
         self.asked["replica"] += 1
+        active().set("kvdir.source", "replica")
         return Nominations(claims(found.runs, found.sets, found.nodes), found.nodes)

@@ -16,7 +16,9 @@ import grpc.aio
 from kvdir.errors import DeadlineExceeded, Overloaded, StaleEpoch, TooLarge, UnknownNamespace
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import PROTOCOL_VERSION
+from kvdir.obs import trace
 from kvdir.obs.logs import say
+from kvdir.obs.spans import Kind, rpc_span
 from kvdir.rpc.cancel import call_alone_cancelled
 from kvdir.rpc.lookup_codec import encode_fingerprints
 from kvdir.rpc.status import from_rpc_error
@@ -90,8 +92,22 @@ class Peer:
             reader=reader,
             unlock=unlocks,
         )
+        with rpc_span("peer_agent.v1.Peer/Lock", Kind.CLIENT) as span:
+            if span:
+                span.server(self.address)
+                span.set("kvdir.peer", self.node)
+                span.set("kvdir.blocks", len(fingerprints))
+            answer = await self._ask(request, timeout_s)
+            if span:
+                span.set("kvdir.present", answer.present)
+        if len(answer.blocks) != 32 * len(fingerprints):
+            self.broken = True
+            raise PeerFailure(f"{self.node} answered {len(answer.blocks)} bytes of records for {len(fingerprints)} blocks")
+        return LockAnswer(answer.lock, answer.epoch, answer.blocks, answer.owner_seq)
+
+    async def _ask(self, request: peer_pb2.LockRequest, timeout_s: float) -> peer_pb2.LockResponse:
         try:
-            answer = await self._stub.Lock(request, timeout=timeout_s)
+            return await self._stub.Lock(request, timeout=timeout_s, metadata=trace.metadata())
         except grpc.aio.AioRpcError as error:
             raise self._failure(error) from error
         except grpc.aio.UsageError as error:
@@ -100,10 +116,6 @@ class Peer:
             if not call_alone_cancelled():
                 raise
             raise PeerFailure(f"{self.node}: the connection was closed meanwhile") from error
-        if len(answer.blocks) != 32 * len(fingerprints):
-            self.broken = True
-            raise PeerFailure(f"{self.node} answered {len(answer.blocks)} bytes of records for {len(fingerprints)} blocks")
-        return LockAnswer(answer.lock, answer.epoch, answer.blocks, answer.owner_seq)
 
     async def read(self, blocks: ReadList, *, timeout_s: float) -> ReadOutcome:
         """See Connection.read: ends by its time, and what has not settled by then is told."""
@@ -157,7 +169,8 @@ async def say_hello(
     began_s = loop.time()
     request = peer_pb2.HelloRequest(protocol_version=PROTOCOL_VERSION, node=me, epoch=epoch, transports=planes)
     try:
-        hello = await peer_pb2_grpc.PeerStub(channel).Hello(request, timeout=timeout_s, wait_for_ready=False)
+        stub = peer_pb2_grpc.PeerStub(channel)
+        hello = await stub.Hello(request, timeout=timeout_s, wait_for_ready=False, metadata=trace.metadata())
     except grpc.aio.AioRpcError as error:
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
             raise PeerFailure("something answers there, but it is no peer agent") from error

@@ -13,6 +13,7 @@ import numpy as np
 
 from kvdir.errors import InvalidInput, StaleEpoch, TooLarge
 from kvdir.location import PROTOCOL_VERSION
+from kvdir.obs.spans import active
 from kvdir.rpc.lookup_codec import decode_fingerprints, encode_fingerprints
 from peer_agent import _native
 from peer_agent.core.effects import BLOCK_RECORD_BYTES
@@ -75,6 +76,10 @@ class PeerService(peer_pb2_grpc.PeerServicer):
         await self._stager.stage(request.namespace_digest, fingerprints, timeout_s=timeout_s * STAGE_TIME_SHARE)
         self._store.admit_lock(for_peers=True)  # again: others were admitted meanwhile
         locked = self._store.lock(request.namespace_digest, fingerprints, session=PEERS, lease_s=lease_s)
+        if mine := active():
+            mine.set("kvdir.reader", request.reader)
+            mine.set("kvdir.blocks", len(fingerprints))
+            mine.set("kvdir.present", locked.present)
         return peer_pb2.LockResponse(
             protocol_version=PROTOCOL_VERSION,
             epoch=self._identity.epoch,

@@ -27,6 +27,7 @@ import grpc.aio
 
 from kvdir.location import NodeTrust
 from kvdir.obs.logs import say
+from kvdir.obs.spans import Kind, span
 from peer_agent.core.figures import Figures
 from peer_agent.core.nominees import PeerFigures
 from peer_agent.server.peer import Peer, PeerFailure, say_hello
@@ -234,6 +235,13 @@ class Peers:
         """With the round trip of its Hello."""
         channel = self._channel(node.peer_address)
         until_s = asyncio.get_running_loop().time() + self._connect_timeout_s
+        with span("connect", Kind.CLIENT) as mine:
+            mine.set("kvdir.peer", node.node)
+            mine.server(node.peer_address)
+            return await self._greeted(node, channel, until_s)
+
+    async def _greeted(self, node: NodeTrust, channel: grpc.aio.Channel, until_s: float) -> tuple[Peer, float]:
+        """Closes the channel when it comes to nothing."""
         try:
             async with asyncio.timeout_at(until_s):
                 hello, round_trip_s = await say_hello(

@@ -27,6 +27,7 @@ from kvdir.errors import KvdirError
 from kvdir.fingerprint import Fingerprints
 from kvdir.namespace import Namespace
 from kvdir.obs.logs import say
+from kvdir.obs.spans import span
 from peer_agent.core.cost import UNKNOWN_PRICE, Recompute
 from peer_agent.core.effects import BLOCK_RECORD_BYTES, LoadStatus
 from peer_agent.core.leases import AGENT
@@ -179,14 +180,19 @@ class Reader:
         wanted = load.fingerprints.select(positions)
         began_s = self._clock()
         timeout_s = min(self._directory_timeout_s, load.until_s - began_s)
-        try:
-            found = await self._directory.nominate(load.namespace_digest, wanted, timeout_s=timeout_s)
-        except KvdirError as error:
-            self.counters.directory_failures += 1
-            say(log, logging.DEBUG, "no directory", error=error)
-            return False
-        finally:
-            load.lookup_s += self._clock() - began_s
+        with span("nominate") as mine:
+            try:
+                found = await self._directory.nominate(load.namespace_digest, wanted, timeout_s=timeout_s)
+            except KvdirError as error:
+                self.counters.directory_failures += 1
+                mine.fail(error.code)
+                say(log, logging.DEBUG, "no directory", error=error)
+                return False
+            finally:
+                load.lookup_s += self._clock() - began_s
+            if mine:
+                mine.set("kvdir.blocks", len(wanted))
+                mine.set("kvdir.nominees", len(found.claims))
         load.directory_reached = True
         load.nodes = found.nodes
         asked = np.array(positions, np.intp)

@@ -188,7 +188,7 @@ class LoadRequest(_message.Message):
     def __init__(self, session: _Optional[int] = ..., fingerprints: _Optional[_Union[_common_pb2.Fingerprints, _Mapping]] = ..., deadline_ms: _Optional[int] = ..., lease_ms: _Optional[int] = ..., local_only: bool = ..., release: _Optional[_Iterable[int]] = ..., explain: bool = ...) -> None: ...
 
 class LoadResponse(_message.Message):
-    __slots__ = ("protocol_version", "lock", "lease_ms", "blocks", "peer_bytes", "lookup_us", "lock_us", "read_us", "nodes", "directory_reached", "predicted_us", "net_gain_us", "explanation")
+    __slots__ = ("protocol_version", "lock", "lease_ms", "blocks", "peer_bytes", "lookup_us", "lock_us", "read_us", "nodes", "directory_reached", "predicted_us", "net_gain_us", "explanation", "trace_id")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     LOCK_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
@@ -202,6 +202,7 @@ class LoadResponse(_message.Message):
     PREDICTED_US_FIELD_NUMBER: _ClassVar[int]
     NET_GAIN_US_FIELD_NUMBER: _ClassVar[int]
     EXPLANATION_FIELD_NUMBER: _ClassVar[int]
+    TRACE_ID_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     lock: int
     lease_ms: int
@@ -215,7 +216,8 @@ class LoadResponse(_message.Message):
     predicted_us: int
     net_gain_us: int
     explanation: str
-    def __init__(self, protocol_version: _Optional[int] = ..., lock: _Optional[int] = ..., lease_ms: _Optional[int] = ..., blocks: _Optional[bytes] = ..., peer_bytes: _Optional[int] = ..., lookup_us: _Optional[int] = ..., lock_us: _Optional[int] = ..., read_us: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[_common_pb2.NodeTrust, _Mapping]]] = ..., directory_reached: bool = ..., predicted_us: _Optional[int] = ..., net_gain_us: _Optional[int] = ..., explanation: _Optional[str] = ...) -> None: ...
+    trace_id: str
+    def __init__(self, protocol_version: _Optional[int] = ..., lock: _Optional[int] = ..., lease_ms: _Optional[int] = ..., blocks: _Optional[bytes] = ..., peer_bytes: _Optional[int] = ..., lookup_us: _Optional[int] = ..., lock_us: _Optional[int] = ..., read_us: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[_common_pb2.NodeTrust, _Mapping]]] = ..., directory_reached: bool = ..., predicted_us: _Optional[int] = ..., net_gain_us: _Optional[int] = ..., explanation: _Optional[str] = ..., trace_id: _Optional[str] = ...) -> None: ...
 
 class ReleaseRequest(_message.Message):
     __slots__ = ("session", "locks", "corrupt")
