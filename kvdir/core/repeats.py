@@ -1,8 +1,8 @@
 """Which of many equal log lines are written: the first few, then one an interval that says how many were not.
 
-Rules: what was not seen lately is written, always, also when the table is full; so is what comes after a quiet interval. Of what
-is held back the newest is kept and written at the end of its interval, with the number of those before it, so nothing disappears
-without a count. Pure: time comes in, items go out; at most MAX_KEYS of them are held.
+Rules: what was not seen lately is written, always, also when the table is full; so is what comes after a quiet interval. Of
+what is held back the newest is kept and written at the end of its interval, with the number of those before it, so nothing
+disappears without a count. Pure: time comes in, items go out; at most MAX_KEYS of them are held.
 
 Does not: say what makes two lines equal (kvdir/obs/logs.py).
 """

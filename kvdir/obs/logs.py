@@ -5,8 +5,8 @@
 Rules:
 - An event is words without values, its values are fields; never tokens, salts, fingerprints, keys or passwords. Every line has
   the request id and the trace id of the task that wrote it, if there are any.
-- Writing never stops the event loop: lines wait in a bounded queue, and when that is full they are dropped and counted (a reader
-  of stderr that hangs must not hang us), errors and the audit log last.
+- Writing never stops the event loop: lines wait in a bounded queue, and when that is full they are dropped and counted (a
+  reader of stderr that hangs must not hang us), errors and the audit log last.
 - Equal lines (same logger, level, event and subject) are written a few times, then once an interval with `suppressed=N`
   (kvdir/core/repeats.py). Of errors every new wording is another line. Debug lines and the audit log are never held back.
 

@@ -2,9 +2,9 @@
 
     span ends (any thread) ──▶ bounded queue ──▶ thread: batch, encode, POST ──▶ collector
 
-Rules: whoever ends a span never waits; what finds the queue full is dropped and counted. A batch that cannot be delivered is tried
-again until the queue behind it is full, with pauses, and at `close` once more within the grace. No redirect is followed. Headers
-(OTEL_EXPORTER_OTLP_HEADERS) may hold a token: they are in no message.
+Rules: whoever ends a span never waits; what finds the queue full is dropped and counted. A batch that cannot be delivered stays
+at the head of the queue and is tried again, with pauses, and at `close` once more within the grace. No redirect is followed.
+Headers (OTEL_EXPORTER_OTLP_HEADERS) may hold a token: they are in no message.
 Source: https://opentelemetry.io/docs/specs/otlp/ (1.x), .../specs/otel/protocol/exporter/ for the variables. Why not the SDK:
 docs/adr/0026.
 """
@@ -64,7 +64,7 @@ def url_fault(url: str) -> str:
     except ValueError:
         return "is not a URL: write http://HOST:4318"
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        return "must be http:// or https:// and a host, such as http://127.0.0.1:4318 (OTLP over gRPC, port 4317, is not spoken)"
+        return "must be http:// or https:// and a host, such as http://127.0.0.1:4318 (not the port for gRPC, 4317)"
     if parts.username or parts.password:
         return "must not hold a user or password: put a header into OTEL_EXPORTER_OTLP_HEADERS"
     return ""

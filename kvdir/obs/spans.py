@@ -6,8 +6,8 @@
 
 Rules: nothing is made unless the current trace is sampled and this process exports (then `span` gives NOTHING, which is false);
 a span inside is its child, and calls from inside carry it. Names and attributes by OpenTelemetry's conventions for RPC (release
-candidate: rpc.system.name, rpc.method, rpc.response.status_code, error.type); ours begin with kvdir. Values are names, counts and
-times: never a fingerprint, a token, a salt, or the text of an error. See docs/adr/0026.
+candidate: rpc.system.name, rpc.method, rpc.response.status_code, error.type); ours begin with kvdir. Values are names, counts
+and times: never a fingerprint, a token, a salt, or the text of an error. See docs/adr/0026.
 
 Does not: choose where spans go (otlp.py).
 """

@@ -1,11 +1,11 @@
-"""Which request this is: its W3C trace context and its request id, carried from the engine through every process that serves it.
+"""Which request this is: its W3C trace context and its request id, carried from the engine to every process that serves it.
 
     engine ──metadata──▶ agent ──metadata, or a field of the stream's message──▶ coordinator
                            └────metadata────▶ owner
 
 Rules: what came in goes out, also when it is not sampled; what cannot be read counts as absent; a call without either sets
-nothing and allocates nothing. Context variables follow tasks: whoever starts a task that outlives the request starts it `detached`.
-In an engine's process the current context of OpenTelemetry is taken where there is none of ours, if the engine has loaded its
+nothing and allocates nothing. Context variables follow tasks: a task that outlives the request is started `detached`. In an
+engine's process the current context of OpenTelemetry is taken where there is none of ours, if the engine has loaded its
 API; it is never imported here. Format: https://www.w3.org/TR/trace-context/ (level 2).
 
 Does not: record anything (spans.py) or send it anywhere (otlp.py).

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvdir.obs.logs import say
-from kvdir.obs.spans import NO_TRACER, Tracer
+from kvdir.obs.spans import NO_TRACER, Tracer, Value
 
 if TYPE_CHECKING:
     from kvdir.obs.otlp import Exporter
@@ -69,7 +69,7 @@ def open_tracing(
     if fault := url_fault(chosen.url):
         say(log, logging.WARNING, "OTEL_EXPORTER_OTLP_ENDPOINT cannot be used, spans go nowhere", reason=fault)
         return Tracing()
-    resource = {
+    resource: dict[str, Value] = {
         "service.name": service,
         "service.instance.id": instance,
         "service.version": version,

@@ -2,7 +2,7 @@
 
 Rules: a unary call never runs longer than its client's deadline or ours, whichever is earlier; streams end by their own rules.
 KvdirError becomes a status (status.py); anything else is a bug: logged with the request id, told as INTERNAL without details.
-What names the request (kvdir/obs/trace.py) is current from before the handler to its end; a unary call is a span if it is sampled.
+What names the request (kvdir/obs/trace.py) is current until the handler has ended; a unary call that is sampled is a span.
 The wrapped handler of a method is made once and kept, because an interceptor that builds one per call costs 20 us.
 Who calls, and whether they may, is the gate's to say (gate.py), before the handler runs; a stream that loses its right ends.
 """

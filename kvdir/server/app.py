@@ -86,7 +86,9 @@ def score_source(coordinator: AnyCoordinator) -> ScoreSource:
     return StoreScores(coordinator) if isinstance(coordinator, SharedCoordinator) else DirectoryScores(coordinator)
 
 
-def build_server(coordinator: AnyCoordinator, *, tracer: Tracer = NO_TRACER) -> tuple[grpc.aio.Server, health.aio.HealthServicer]:
+def build_server(
+    coordinator: AnyCoordinator, *, tracer: Tracer = NO_TRACER
+) -> tuple[grpc.aio.Server, health.aio.HealthServicer]:
     """The gRPC server with every service; the caller binds and starts it, on the loop that runs now."""
     config = coordinator.config
     server = grpc.aio.server(

@@ -32,8 +32,8 @@ import kvdir
 from kvdir.core.region_directory import RegionDirectory
 from kvdir.errors import KvdirError
 from kvdir.index import RegionReader
-from kvdir.obs.call_figures import CallFigures
 from kvdir.obs import trace
+from kvdir.obs.call_figures import CallFigures
 from kvdir.obs.logs import configure
 from kvdir.obs.process_figures import ProcessFigures, read
 from kvdir.obs.spans import Kind, Tracer, rpc_span

@@ -29,8 +29,7 @@ class LoadResult:
 
     predicted_us: what the agent expected lock and read to take. net_gain_us: recompute time that blocks from peers saved, less
     the time that was spent on them; negative when they cost more than they saved, 0 when the agent does not know how fast this
-    engine prefills. explanation: on request, as told in docs/planner.md. trace_id: 32 hex digits, "" when the load is part of no
-    trace.
+    engine prefills. explanation: on request, as told in docs/planner.md. trace_id: 32 hex digits, or "".
     """
 
     statuses: bytes

@@ -2,9 +2,9 @@
 
     engine.load(fingerprints, into=tensors, trace="00-4bf9...-01", request_id="cmpl-7")
 
-Rules: a trace that is given is passed on as it is; else, where the engine records a span with OpenTelemetry, the load is a child
-of it, made by the engine's own tracer, so that the copy into its memory is in the trace too. OpenTelemetry is never imported
-here. Neither given nor recording: nothing is made. What cannot be read is no trace, never an error.
+Rules: a trace that is given is passed on as it is; else, where the engine records a span with OpenTelemetry, the load is a
+child of it, made by the engine's own tracer, so that the copy into its memory is in the trace too. OpenTelemetry is never
+imported here. Neither given nor recording: nothing is made. What cannot be read is no trace, never an error.
 """
 
 from __future__ import annotations
@@ -13,45 +13,42 @@ import contextlib
 import functools
 import sys
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
 from kvdir.fingerprint import Fingerprints
 from kvdir.obs import trace
 from peer_agent.client.results import LoadResult
 
-P = ParamSpec("P")
-EngineT = TypeVar("EngineT")
-
 _API = "opentelemetry.trace"
 
-Load = Callable[Concatenate[EngineT, Fingerprints, P], LoadResult]
-AsyncLoad = Callable[Concatenate[EngineT, Fingerprints, P], Awaitable[LoadResult]]
+LoadT = TypeVar("LoadT", bound=Callable[..., LoadResult])
+AsyncLoadT = TypeVar("AsyncLoadT", bound=Callable[..., Awaitable[LoadResult]])
 
 
-def traced(load: Load[EngineT, P]) -> Load[EngineT, P]:
-    """For a `load` with the keywords `trace` (traceparent) and `request_id`, which are for this only."""
+def traced(load: LoadT) -> LoadT:
+    """For a `load(self, fingerprints)` with the keywords `trace` (a traceparent) and `request_id`, which are for this only."""
 
     @functools.wraps(load)
-    def call(engine: EngineT, fingerprints: Fingerprints, *args: P.args, **kwargs: P.kwargs) -> LoadResult:
+    def call(engine: Any, fingerprints: Fingerprints, **kwargs: Any) -> LoadResult:
         if not _wanted(kwargs):
-            return load(engine, fingerprints, *args, **kwargs)
+            return load(engine, fingerprints, **kwargs)
         with _request(kwargs, len(fingerprints)) as tell:
-            return tell(load(engine, fingerprints, *args, **kwargs))
+            return tell(load(engine, fingerprints, **kwargs))
 
-    return call
+    return cast(LoadT, call)
 
 
-def traced_aio(load: AsyncLoad[EngineT, P]) -> AsyncLoad[EngineT, P]:
+def traced_aio(load: AsyncLoadT) -> AsyncLoadT:
     """As `traced`, for asyncio."""
 
     @functools.wraps(load)
-    async def call(engine: EngineT, fingerprints: Fingerprints, *args: P.args, **kwargs: P.kwargs) -> LoadResult:
+    async def call(engine: Any, fingerprints: Fingerprints, **kwargs: Any) -> LoadResult:
         if not _wanted(kwargs):
-            return await load(engine, fingerprints, *args, **kwargs)
+            return await load(engine, fingerprints, **kwargs)
         with _request(kwargs, len(fingerprints)) as tell:
-            return tell(await load(engine, fingerprints, *args, **kwargs))
+            return tell(await load(engine, fingerprints, **kwargs))
 
-    return call
+    return cast(AsyncLoadT, call)
 
 
 def named(traceparent: str, request_id: str) -> contextlib.AbstractContextManager[None]:

@@ -167,8 +167,8 @@ class AgentConfig:
     log_format: str = setting("logfmt", f"How a line of the log is written: {' or '.join(LOG_FORMATS)}.")
     otlp_endpoint: str = setting(
         "",
-        "Where spans go, OTLP over HTTP, such as http://127.0.0.1:4318. Empty: as OTEL_EXPORTER_OTLP_ENDPOINT says, else nowhere. "
-        "See docs/observability.md.",
+        "Where spans go, OTLP over HTTP, such as http://127.0.0.1:4318. Empty: as OTEL_EXPORTER_OTLP_ENDPOINT says, else "
+        "nowhere. See docs/observability.md.",
         metavar="URL",
     )
     trace_ratio: float = setting(0.0, "Share of requests without a trace of their caller's that begin one here.")

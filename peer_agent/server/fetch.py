@@ -89,10 +89,9 @@ class Fetcher:
                 return
             reading.flew_s = self._clock()
             reading.beside_bytes = self._beside_bytes(reading)
-            with span("read", Kind.CLIENT) as mine:
+            with span("read", Kind.CLIENT) as told:
                 outcome = await self._read(load, reading, twin_of())
-                if mine:
-                    _describe(mine, reading, outcome)
+                _describe(told, reading, outcome)
             if outcome is not None:
                 self._judge(reading, outcome, block_bytes=load.block_bytes, took_s=self._clock() - reading.flew_s)
 
@@ -219,6 +218,8 @@ class Fetcher:
 
 def _describe(mine: AnySpan, reading: Reading, outcome: ReadOutcome | None) -> None:
     """Of the read that a span stands for."""
+    if not mine:
+        return
     mine.set("kvdir.peer", reading.source.peer.node)
     mine.set("kvdir.source", reading.source.peer.plane)
     mine.set("kvdir.blocks", len(reading.fetch.positions))

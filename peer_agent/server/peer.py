@@ -107,7 +107,7 @@ class Peer:
 
     async def _ask(self, request: peer_pb2.LockRequest, timeout_s: float) -> peer_pb2.LockResponse:
         try:
-            return await self._stub.Lock(request, timeout=timeout_s, metadata=trace.metadata())
+            answer: peer_pb2.LockResponse = await self._stub.Lock(request, timeout=timeout_s, metadata=trace.metadata())
         except grpc.aio.AioRpcError as error:
             raise self._failure(error) from error
         except grpc.aio.UsageError as error:
@@ -116,6 +116,7 @@ class Peer:
             if not call_alone_cancelled():
                 raise
             raise PeerFailure(f"{self.node}: the connection was closed meanwhile") from error
+        return answer
 
     async def read(self, blocks: ReadList, *, timeout_s: float) -> ReadOutcome:
         """See Connection.read: ends by its time, and what has not settled by then is told."""
