@@ -98,7 +98,11 @@ docs: setup ## Regenerate the documentation that comes from code
 	$(BIN)/python -m kvdir.cli.options > docs/configuration.md
 	$(BIN)/python helm/reference.py
 
-verify-docs: setup ## Fail if generated documentation is out of date
+monitoring: setup ## Regenerate dashboards, recording rules and alerts
+	$(BIN)/python -m deploy.monitoring
+
+verify-docs: setup ## Fail if generated documentation, dashboards or rules are out of date
+	@$(BIN)/python -m deploy.monitoring --check
 	@$(BIN)/python -m kvdir.cli.options | cmp -s - docs/configuration.md || { echo "docs/configuration.md is out of date: run make docs and commit"; exit 1; }
 	@$(BIN)/python helm/reference.py --check
 
@@ -137,4 +141,4 @@ wheel: setup ## Build the abi3 wheel into dist/
 clean: ## Remove everything that was built
 	rm -rf $(VENV) $(PEERS) build dist *.egg-info $(NATIVE) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-.PHONY: help setup demo test test-redis test-vllm test-vllm-http test-sglang test-ops test-helm soak test-native lint fmt proto verify-proto docs verify-docs check bench fleet bench-read wheel clean
+.PHONY: help setup demo test test-redis test-vllm test-vllm-http test-sglang test-ops test-helm soak test-native lint fmt proto verify-proto docs monitoring verify-docs check bench fleet bench-read wheel clean
