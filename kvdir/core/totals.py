@@ -6,7 +6,7 @@ been about that. So one hole makes untrusted exactly the sums it could have chan
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from kvdir.core.directory import Directory
@@ -49,6 +49,35 @@ def sums_view(directory: Directory, *, now_s: float) -> SumsView:
             for stream in sorted(streams, key=lambda stream: stream.node)
         ),
     )
+
+
+class SumsTrust:
+    """How many sums there are by scope and trust: what counting the totals of `sums_view` gives, without making any.
+
+    A stream in doubt makes all its sums doubtful; a synced one only those of holders that are.
+    """
+
+    def __init__(self, directory: Directory) -> None:
+        self._directory = directory
+        self._subjects: set[tuple[ViewScope, str]] = set()
+        self._doubtful: set[tuple[ViewScope, str]] = set()
+
+    def add(self, stream: Stream) -> None:
+        """One that is live. O(its holders and namespaces)."""
+        nothing = stream.figure(0)
+        for digest in stream.namespaces or (b"",):
+            subjects = _subjects((stream, None, self._directory.namespaces.get(digest), nothing, nothing))
+            (self._subjects if nothing.trusted else self._doubtful).update(subjects)
+        for (_, tier), holder in stream.holders.items():
+            trusted = nothing.trusted and stream.blocks_figure(holder).trusted
+            subjects = _subjects((stream, tier, holder.namespace, nothing, nothing))
+            (self._subjects if trusted else self._doubtful).update(subjects)
+
+    def counts(self) -> Counter[tuple[ViewScope, bool]]:
+        """By (scope, trusted)."""
+        out = Counter((scope, False) for scope, _ in self._doubtful)
+        out.update((scope, True) for scope, _ in self._subjects - self._doubtful)
+        return out
 
 
 def _cells(directory: Directory, stream: Stream) -> Iterator[Cell]:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import bisect
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-
-BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0, 10.0)
+from kvdir.obs.definition import Buckets, Family
+from kvdir.obs.definitions import family
+from kvdir.obs.labels import CALL_BUCKETS_S
 
 
 @dataclass(slots=True)
 class MethodFigures:
-    """One RPC method: calls that ended by code, their time, and how many run now."""
+    """One RPC method: calls that ended by code, their time, and how many run now. exemplars: as those of Buckets."""
 
     running: int = 0
     by_code: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
-    buckets: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS_S) + 1))
+    buckets: list[int] = field(default_factory=lambda: [0] * (len(CALL_BUCKETS_S) + 1))
+    exemplars: dict[int, tuple[str, float, float]] = field(default_factory=dict)
 
 
 class CallFigures:
@@ -38,24 +39,17 @@ class CallFigures:
         figures.running -= 1
         figures.by_code[code] = figures.by_code.get(code, 0) + 1
         figures.seconds += seconds
-        figures.buckets[bisect.bisect_left(BUCKETS_S, seconds)] += 1
+        figures.buckets[bisect_left(CALL_BUCKETS_S, seconds)] += 1
 
-    def families(self, prefix: str, beside: Iterable[Mapping[str, MethodFigures]] = ()) -> Iterator[Metric]:
+    def families(self, prefix: str, beside: Iterable[Mapping[str, MethodFigures]] = ()) -> Iterator[Family]:
         """The metric families of all methods; beside: of other processes, added."""
-        running = GaugeMetricFamily(f"{prefix}_rpc_running", "Calls under way, by method.", labels=["method"])
-        calls = CounterMetricFamily(f"{prefix}_rpc_calls", "Calls ended, by method and gRPC code.", labels=["method", "code"])
-        time_s = HistogramMetricFamily(
-            f"{prefix}_rpc_duration_seconds", "From the call's arrival in Python to its end.", labels=["method"]
-        )
+        running, calls = family(f"{prefix}_rpc_running"), family(f"{prefix}_rpc_calls_total")
+        time_s = family(f"{prefix}_rpc_duration_seconds")
         for method, figures in summed((self.methods, *beside)).items():
-            running.add_metric([method], figures.running)
+            running.add(figures.running, method)
             for code, count in figures.by_code.items():
-                calls.add_metric([method, code], count)
-            total, buckets = 0, []
-            for bound, count in zip([*map(str, BUCKETS_S), "+Inf"], figures.buckets, strict=True):
-                total += count
-                buckets.append((bound, total))
-            time_s.add_metric([method], buckets, figures.seconds)
+                calls.add(count, method, code)
+            time_s.add_buckets(Buckets(figures.buckets, figures.seconds, figures.exemplars), method)
         yield from (running, calls, time_s)
 
 
@@ -68,6 +62,7 @@ def summed(all_figures: Iterable[Mapping[str, MethodFigures]]) -> dict[str, Meth
             sums.running += figures.running
             sums.seconds += figures.seconds
             sums.buckets = [a + b for a, b in zip(sums.buckets, figures.buckets, strict=True)]
+            sums.exemplars |= dict(figures.exemplars)
             for code, count in tuple(figures.by_code.items()):
                 sums.by_code[code] = sums.by_code.get(code, 0) + count
     return out

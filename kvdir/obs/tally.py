@@ -20,7 +20,7 @@ class Tally:
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
         self._counts: dict[str, dict[tuple[str, ...], float]] = {name: {} for name in tallied(prefix)}
-        self._reads: dict[tuple[str, tuple[str, ...]], Callable[[], float]] = {}
+        self._reads: list[tuple[str, tuple[str, ...], Callable[[], float]]] = []
         self._buckets = {
             name: Buckets([0] * (len(DEFINITIONS[name].buckets) + 1))
             for name in self._counts
@@ -37,11 +37,11 @@ class Tally:
         self._counts[f"{self._prefix}_{name}"][labels] = value
 
     def watch(self, name: str, read: Callable[[], float], *labels: str) -> None:
-        """Asked at every scrape, on the scraper's thread: it reads plain values only. In the place of an earlier one."""
+        """Asked at every scrape, on the scraper's thread: it reads plain values only. Several for one series add up."""
         full = f"{self._prefix}_{name}"
         if full not in self._counts:
             raise KeyError(full)
-        self._reads[full, labels] = read
+        self._reads.append((full, labels, read))
 
     def observe(self, name: str, value: float) -> None:
         """Into a histogram without labels."""
@@ -58,7 +58,7 @@ class Tally:
                 out.add_buckets(self._buckets[name])
             for labels, count in tuple(counts.items()):
                 out.add(count, *labels)
-            for (watched, labels), read in tuple(self._reads.items()):
+            for watched, labels, read in tuple(self._reads):
                 if watched == name:
                     out.add(read(), *labels)
             yield out

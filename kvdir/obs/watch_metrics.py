@@ -1,11 +1,12 @@
-"""Metrics of the feed: who watches, how far behind they are, and what that costs. Names and rules: metrics.py."""
+"""Metrics of the feed: who watches, how far behind they are, and what that costs. Names and rules: definitions.py."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from kvdir.obs.definition import Family
+from kvdir.obs.definitions import value
 
 
 @dataclass(slots=True)
@@ -25,29 +26,18 @@ class WatchMetrics:
     """`refresh` runs on the event loop, `families` on the scraper's thread."""
 
     def __init__(self) -> None:
-        self._counts: dict[str, int] = {}
-        self._gauges: dict[str, float] = {}
+        self.refresh(WatchFigures(), watchers=0, behind_s=0.0, log_bytes=0)
 
     def refresh(self, figures: WatchFigures, *, watchers: int, behind_s: float, log_bytes: int) -> None:
         """Puts aside what the next scrape shows."""
-        self._counts = asdict(figures)
-        self._gauges = {"watchers": watchers, "watch_behind_seconds": behind_s, "watch_log_bytes": log_bytes}
+        self._values: dict[str, float] = {
+            **{f"kvdir_watch_{name}_total": count for name, count in asdict(figures).items()},
+            "kvdir_watchers": watchers,
+            "kvdir_watch_behind_seconds": behind_s,
+            "kvdir_watch_log_bytes": log_bytes,
+        }
 
-    def families(self) -> Iterator[Metric]:
+    def families(self) -> Iterator[Family]:
         """The metric families."""
-        for name, help in (
-            ("opened", "Watch calls begun."),
-            ("snapshots", "Watch calls that began with a snapshot."),
-            ("resumed", "Watch calls that went on where an earlier one ended."),
-            ("cut_off", "Watchers cut off because they were too slow."),
-            ("refused", "Watchers refused because there were max_watchers."),
-            ("messages", "Messages sent to watchers."),
-            ("sent_bytes", "Bytes sent to watchers."),
-        ):
-            yield CounterMetricFamily(f"kvdir_watch_{name}", help, value=self._counts.get(name, 0))
-        for name, help in (
-            ("watchers", "Replicas that watch now."),
-            ("watch_behind_seconds", "How long at most something has waited for the slowest watcher."),
-            ("watch_log_bytes", "Changes kept for watchers; none are while nobody watches."),
-        ):
-            yield GaugeMetricFamily(f"kvdir_{name}", help, value=self._gauges.get(name, 0.0))
+        for name, amount in self._values.items():
+            yield value(name, amount)

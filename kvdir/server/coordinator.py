@@ -10,7 +10,7 @@ import logging
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -92,9 +92,9 @@ class Coordinator:
         lookups, blocks, hits = (counted[name] for name in ("lookups", "lookup_blocks", "lookup_hits"))
         return replace(view, lookups=lookups, lookup_blocks=blocks, lookup_hits=hits)
 
-    def refresh_metrics(self) -> None:
-        """Puts aside what the next scrape shows."""
-        self.metrics.refresh(self.directory, now_s=self.now_s())
+    def gather_metrics(self) -> Iterator[None]:
+        """Puts aside what the next scrape shows, in steps: what runs may do something else between them."""
+        yield from self.metrics.gather(self.directory, now_s=self.now_s())
         self.watching.refresh(self.metrics.watch)
         self.metrics.guards.refresh(self.directory, self.quotas, self.checkpoints)
 

@@ -7,6 +7,7 @@ number, so that any figure that claims to be trusted can be held against the tru
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from kvdir.core.directory import Directory, Hello, Limits, Refused, Welcomed
@@ -18,6 +19,7 @@ from kvdir.core.namespaces import Announced
 from kvdir.core.node import Stream
 from kvdir.core.repair import RepairPolicy
 from kvdir.core.sketches import SketchStatement
+from kvdir.core.totals import SumsTrust, sums_view
 from kvdir.fingerprint import Fingerprints
 from kvdir.index import open_index
 from kvdir.location import StreamState, Tier
@@ -182,6 +184,7 @@ class World:
 
     def check(self) -> None:
         assert not list(faults(self.directory))
+        self._check_sums()
         for trust in self._lookup().nodes:
             stream = self.directory.nodes[trust.node].stream
             assert stream is not None
@@ -198,6 +201,15 @@ class World:
                     assert holding.blocks.value == sum(at == holding.tier for _, at in truth)
             if view.trust.state is StreamState.SYNCED and not self._doubted(view.trust.node):
                 assert self._seen(view.trust.node) == truth
+
+    def _check_sums(self) -> None:
+        """Counting the trust of sums gives what making all of them gives."""
+        counted = SumsTrust(self.directory)
+        for node in self.directory.nodes.values():
+            if node.stream is not None and not node.stream.fenced:
+                counted.add(node.stream)
+        totals = sums_view(self.directory, now_s=self.now_s).totals
+        assert counted.counts() == Counter((view.scope, view.blocks.trusted) for view in totals)
 
     # -- plumbing --------------------------------------------------------------------------------------------------------
 

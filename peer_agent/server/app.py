@@ -52,6 +52,7 @@ from peer_agent.server.nearest import NearestDirectory
 from peer_agent.server.own_arena import create_arena, in_words, slot_table
 from peer_agent.server.peer_service import PeerService
 from peer_agent.server.peers import Peers
+from peer_agent.server.plane_metrics import watch_planes
 from peer_agent.server.publishing import Publishing
 from peer_agent.server.reader import Reader
 from peer_agent.server.replica import NodeReplica
@@ -207,6 +208,7 @@ class Agent:
             publishing=self.publishing,
             outbox=parts.outbox,
             calls=self._listeners.calls,
+            tally=self._listeners.tally,
             bugs=lambda: self._listeners.bugs,
             tasks=parts.tasks,
             planes=parts.planes,
@@ -217,6 +219,7 @@ class Agent:
             races=self._races,
             engines=parts.engines,
         )
+        watch_planes(self._listeners.tally, parts.planes)
         pulse = LoopPulse(limit_s=ALIVE_S)
         http_address = self._listeners.serve_http(collector, pulse, not_ready=lambda: "draining" if self._draining else "")
         ticking = run_ticker(self.store, parts.peers, is_writing=parts.writers.is_writing, beat=pulse.beat)

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-
 from kvdir.client.discovery import Discovery
 from kvdir.client.engine_findings import FindingKind
 from kvdir.client.engine_judge import BlockSizes
@@ -17,6 +15,8 @@ from kvdir.client.engine_options import read_engines
 from kvdir.client.engine_streams import EngineStreams
 from kvdir.client.events_out import EventsOut
 from kvdir.errors import ConfigError, KvdirError
+from kvdir.obs.definition import Family
+from kvdir.obs.definitions import family
 from peer_agent.server.config import AgentConfig
 from peer_agent.server.identity import version
 from peer_agent.server.store import Store
@@ -81,43 +81,27 @@ def stream_inventory(engines: EngineStreams) -> list[engine_pb2.EngineStreamInve
     ]
 
 
-def engine_families(engines: EngineStreams) -> Iterator[Metric]:
+_COUNTS = ("batches", "events", "payload_bytes", "replays", "lost_batches", "restarts", "malformed")
+
+
+def engine_families(engines: EngineStreams) -> Iterator[Family]:
     """Metrics of engine streams; labels are bounded by the configured engines."""
     figures = engines.figures()
     if not len(engines):
         return
-    gauges: tuple[tuple[str, str], ...] = (
-        ("connected", "1 if somebody is at the other end of the subscription."),
-        ("blocks", "Blocks that the engine is said to hold, over all tiers and groups."),
-        ("in_doubt", "1 while nobody can vouch for what the engine holds."),
-        ("last_event_age_seconds", "Since the last event; -1 before the first."),
-    )
-    for name, help in gauges:
-        gauge = GaugeMetricFamily(f"peer_agent_engine_{name}", help, labels=["stream"])
-        for item in figures:
-            age_s = -1.0 if item.last_event_age_s is None else item.last_event_age_s
-            values = {"connected": item.connected, "blocks": item.blocks, "in_doubt": bool(item.doubt)}
-            gauge.add_metric([item.stream], float(values.get(name, age_s)))
-        yield gauge
-    for name, help in (
-        ("batches", "Batches of events taken."),
-        ("events", "Events in them."),
-        ("payload_bytes", "Bytes of them."),
-        ("replays", "Replays asked for."),
-        ("lost_batches", "Batches that nothing brought back."),
-        ("restarts", "Times that the engine began anew."),
-        ("malformed", "Messages that are none of an event stream."),
-    ):
-        counter = CounterMetricFamily(f"peer_agent_engine_{name}", help, labels=["stream"])
-        for item in figures:
-            counter.add_metric([item.stream], getattr(item, name))
-        yield counter
-    rejected = CounterMetricFamily("peer_agent_engine_rejected", "Events not taken.", labels=["stream", "reason"])
+    connected, blocks = family("peer_agent_engine_connected"), family("peer_agent_engine_blocks")
+    doubt, age_s = family("peer_agent_engine_in_doubt"), family("peer_agent_engine_last_event_age_seconds")
+    rejected, found = family("peer_agent_engine_rejected_total"), family("peer_agent_engine_findings")
+    counts = {name: family(f"peer_agent_engine_{name}_total") for name in _COUNTS}
     for item in figures:
-        for reason, count in item.rejected.items():
-            rejected.add_metric([item.stream, reason], count)
-    yield rejected
-    found = GaugeMetricFamily("peer_agent_engine_findings", "1 for what stands in the way.", labels=["stream", "kind"])
+        connected.add(item.connected, item.stream)
+        blocks.add(item.blocks, item.stream)
+        doubt.add(bool(item.doubt), item.stream)
+        age_s.add(-1.0 if item.last_event_age_s is None else item.last_event_age_s, item.stream)
+        for name, count in counts.items():
+            count.add(getattr(item, name), item.stream)
+        for reason, count_of in item.rejected.items():
+            rejected.add(count_of, item.stream, reason)
     for finding in engines.findings():
-        found.add_metric([finding.stream, FindingKind(finding.kind).value], 1.0)
-    yield found
+        found.add(1, finding.stream, FindingKind(finding.kind).value)
+    yield from (connected, blocks, doubt, age_s, *counts.values(), rejected, found)

@@ -21,6 +21,7 @@ from kvdir.errors import ConfigError
 from kvdir.obs.call_figures import CallFigures
 from kvdir.obs.http import HttpSide, LoopPulse
 from kvdir.obs.logs import say
+from kvdir.obs.tally import Tally
 from kvdir.obs.tracing import SPANS_S, open_tracing
 from kvdir.rpc.channel import server_options
 from kvdir.rpc.interceptors import EdgeInterceptor
@@ -38,10 +39,11 @@ DEADLINE_MARGIN_S = 1.0
 
 
 class Listeners:
-    """See the module docstring. calls, bugs: what the interceptor counted."""
+    """See the module docstring. calls, bugs: what the interceptor counted. tally: for parts of it all."""
 
     def __init__(self, config: AgentConfig, stack: contextlib.AsyncExitStack) -> None:
         self.calls = CallFigures()
+        self.tally = Tally("peer_agent")
         self.bugs = 0
         self._config = config
         self._stack = stack

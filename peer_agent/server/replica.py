@@ -11,8 +11,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-
 from kvdir.client.addresses import Addresses
 from kvdir.client.discovery import Discovery
 from kvdir.client.replica import Replica
@@ -20,6 +18,8 @@ from kvdir.client.replica_figures import ReplicaFigures
 from kvdir.client.replica_reader import ReplicaReader
 from kvdir.errors import ConfigError
 from kvdir.index import RegionError
+from kvdir.obs.definition import Family
+from kvdir.obs.definitions import value
 from kvdir.obs.logs import say
 from peer_agent.server.config import ALL_NAMESPACES, AgentConfig
 
@@ -96,26 +96,23 @@ class NodeReplica:
             self._replica.close()
 
 
-def replica_families(replica: NodeReplica) -> Iterator[Metric]:
+def replica_families(replica: NodeReplica) -> Iterator[Family]:
     """Metrics of a replica; the lag is that of answers given now, infinite before the first copy is whole."""
     figures = replica.figures()
-    for name, help, value in (
-        ("lag_seconds", "How far the replica may be behind its coordinator.", figures.lag_s),
-        ("blocks", "Blocks in the replica.", figures.blocks),
-        ("bytes", "Memory that the replica takes.", figures.bytes),
-        ("connected", "1 if a coordinator is followed now.", float(figures.connected)),
-        ("incomplete", "1 if entries are missing for want of memory, here or there.", float(figures.incomplete)),
+    for name, amount in (
+        ("lag_seconds", figures.lag_s),
+        ("blocks", figures.blocks),
+        ("bytes", figures.bytes),
+        ("connected", figures.connected),
+        ("incomplete", figures.incomplete),
+        ("snapshots_total", figures.snapshots),
+        ("resumes_total", figures.resumes),
+        ("faults_total", figures.faults),
+        ("received_bytes_total", figures.received_bytes),
+        ("applied_blocks_total", figures.applied_blocks),
+        ("lost_blocks_total", figures.lost_blocks),
     ):
-        yield GaugeMetricFamily(f"peer_agent_replica_{name}", help, value=value)
-    for name, help, value in (
-        ("snapshots", "Snapshots begun.", figures.snapshots),
-        ("resumes", "Calls that went on where the last one ended.", figures.resumes),
-        ("faults", "Feeds that made no sense and were begun anew.", figures.faults),
-        ("received_bytes", "Bytes of the feed.", figures.received_bytes),
-        ("applied_blocks", "Changes of blocks applied.", figures.applied_blocks),
-        ("lost_blocks", "Blocks that did not fit.", figures.lost_blocks),
-    ):
-        yield CounterMetricFamily(f"peer_agent_replica_{name}", help, value=value)
+        yield value(f"peer_agent_replica_{name}", amount)
 
 
 def _digests(config: AgentConfig, served: Collection[bytes]) -> tuple[bytes, ...]:

@@ -104,7 +104,7 @@ async def test_worker_answers_as_the_directory_does_and_passes_on_the_rest() -> 
         status: Any = channel.unary_unary("/kvdir.v1.Admin/Status")
         await status(b"", timeout=5.0)
         assert methods["Status"].by_code == {"OK": 1}
-        served.coordinator.refresh_metrics()
+        list(served.coordinator.gather_metrics())
         await eventually(lambda: workers_of(served).figures()[0].counters["passed_on"] == 2)
         counted = served.coordinator.status()
         assert (counted.lookups, counted.lookup_blocks, counted.lookup_hits) == (2, 128, 128)

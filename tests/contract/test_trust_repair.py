@@ -24,7 +24,7 @@ DIGEST = EXAMPLE_NAMESPACE.digest
 def scraped(served: Served) -> dict[tuple[str, ...], float]:
     """What /metrics shows, by name and label values."""
     coordinator = served.coordinator
-    coordinator.metrics.refresh(coordinator.directory, now_s=coordinator.now_s())
+    list(coordinator.gather_metrics())
     return {
         (sample.name, *sample.labels.values()): sample.value
         for family in coordinator.metrics.collect()

@@ -231,7 +231,7 @@ async def test_slow_one_is_cut_off_and_told_and_nobody_else_minds_when_64_watch_
         await eventually(lambda: slow not in feed_side.calls, what="the sleeper is cut off")
         assert slow.watcher.sent_bytes <= MIN_CREDIT_BYTES + MESSAGE_BYTES
         assert len(feed_side.calls) == 63
-        served.coordinator.refresh_metrics()
+        list(served.coordinator.gather_metrics())
         metrics = {sample.name: sample.value for family in served.coordinator.metrics.collect() for sample in family.samples}
         assert (metrics["kvdir_watchers"], metrics["kvdir_watch_cut_off_total"]) == (63, 1)
         assert feed_side.figures.cut_off == 1

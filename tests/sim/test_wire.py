@@ -15,7 +15,7 @@ import pytest
 
 from kvdir.core.feedback import StaleReport
 from kvdir.errors import KvdirError, Overloaded
-from kvdir.obs.metrics import CallFigures
+from kvdir.obs.call_figures import CallFigures
 from kvdir.rpc.interceptors import EdgeInterceptor
 from kvdir.rpc.status import from_rpc_error
 from kvdir.testing import ManualClock

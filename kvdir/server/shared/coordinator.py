@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from kvdir.core.admission import Counters, Hello, Refused
 from kvdir.core.effects import RequestReplay, RequestSnapshot
@@ -307,9 +307,9 @@ class SharedCoordinator:
             store_fault=self.link.away,
         )
 
-    def refresh_metrics(self) -> None:
-        """Puts aside what the next scrape shows."""
-        self.metrics.refresh(self)
+    def gather_metrics(self) -> Iterator[None]:
+        """Puts aside what the next scrape shows, in steps: what runs may do something else between them."""
+        yield from self.metrics.gather(self)
 
     def _warm(self, now_s: float) -> None:
         """Until every live node has restated what it holds since the store is new to us; away from the store, too."""
