@@ -212,12 +212,14 @@ class TcpServer:
         """`host` is numeric. Raises OSError when it cannot listen."""
     @property
     def port(self) -> int: ...
-    def grant(self, lock: int, records: Packed, expires_ns: int) -> None:
-        """Replaces an earlier grant of the same lock. Records with state 0 are left out; ValueError for other memory."""
+    def grant(self, capability: Packed, records: Packed) -> None:
+        """Who shows the capability may read these slots until it expires. Replaces an earlier grant of the same lock. Records
+        with state 0 are left out; ValueError for other memory, and for a capability of another epoch, version or size."""
     def revoke(self, lock: int) -> None: ...
     def stats(self) -> dict[str, int]:
         """connections (open now), reads, blocks, bytes (payload), refused (blocks), torn, protocol_errors,
-        connections_refused."""
+        connections_refused, uncovered (blocks), and requests that were served nothing, by what was wrong with their capability:
+        capability_malformed, _epoch, _expired, _ended, _forged."""
     def close(self) -> None:
         """Stops the thread and joins it; idempotent. The region may be unmapped afterwards."""
 
@@ -229,7 +231,7 @@ class TcpConnection:
         """`host` is numeric. Raises ConnectionError: unreachable, no hello in time, another protocol or version."""
     def read(
         self,
-        lock: int,
+        capability: Packed,
         epoch: int,
         records: Packed,
         namespace_digest: Packed,
@@ -272,7 +274,7 @@ class Movers:
     def read_tcp(
         self,
         connection: TcpConnection,
-        lock: int,
+        capability: Packed,
         epoch: int,
         records: Packed,
         namespace_digest: Packed,

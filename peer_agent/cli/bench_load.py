@@ -213,7 +213,16 @@ class Outside:
             first += len(share)
             offsets = np.array([self.arena.classes[0].offset(slot) for slot in slots], "<u8").tobytes()
             lists.append(
-                ReadList(answer.lock, answer.epoch, self.digest, share.packed, share.width, records.tobytes(), offsets)
+                ReadList(
+                    lock=answer.lock,
+                    epoch=answer.epoch,
+                    namespace_digest=self.digest,
+                    fingerprints=share.packed,
+                    width=share.width,
+                    records=records.tobytes(),
+                    destinations=offsets,
+                    capability=answer.capability,
+                )
             )
         return lists
 

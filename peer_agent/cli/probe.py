@@ -165,6 +165,7 @@ def _read_list(sample: peer_pb2.SampleResponse, arena: Arena, count: int) -> Rea
         width=width,
         records=sample.blocks[: count * BLOCK_RECORD_BYTES],
         destinations=_offsets(arena, count),
+        capability=sample.capability,
     )
 
 

@@ -77,13 +77,14 @@ class Granted:
 class Locked:
     """Answer of `lock`: one 32-byte record per fingerprint asked (LockResponse.blocks), state 0 where absent.
 
-    lock: 0 when nothing was present. expires_s: on the caller's monotonic clock.
+    lock: 0 when nothing was present. expires_s: on the caller's monotonic clock. capability: for peers, from the store.
     """
 
     lock: int
     records: bytes
     present: int
     expires_s: float
+    capability: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

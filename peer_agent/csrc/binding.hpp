@@ -15,6 +15,7 @@
 #include "slot.hpp"
 #include "stream.hpp"
 #include "tls.hpp"
+#include "wire.hpp"
 
 namespace kvdir {
 class TcpClient;
@@ -59,6 +60,9 @@ std::vector<T> unpack(const Buffer& buffer, const char* what) {
     if (!items.empty()) std::memcpy(items.data(), buffer.data(), buffer.bytes());
     return items;
 }
+
+// One capability of the tcp plane. std::invalid_argument unless it has the size of one.
+wire::Capability capability_of(const Buffer& buffer);
 
 // Throws std::invalid_argument unless as many items (`what`) came as there are records.
 void require_count(size_t found, size_t wanted, const char* what);

@@ -72,7 +72,8 @@ class ShmRead final : public SlotReadJob {
 class TcpRead final : public SlotReadJob {
   public:
     PyObject* connection = nullptr;  // a reference of ours
-    unsigned long long lock = 0, epoch = 0;
+    Buffer shown;
+    unsigned long long epoch = 0;
 
     ~TcpRead() override {
         reading_.reset();
@@ -83,7 +84,8 @@ class TcpRead final : public SlotReadJob {
         SlotReadJob::begin();
         if (client_of(connection).computes()) bytes = 0;  // in the threads, however small
         reading_ = client_of(connection).try_read(
-            {lock, epoch, read.wanted.data(), read.blocks, read.to.data(), read.check != 0, read.deadline_ns}, statuses_.data());
+            {capability_of(shown), epoch, read.wanted.data(), read.blocks, read.to.data(), read.check != 0, read.deadline_ns},
+            statuses_.data());
         if (reading_ == nullptr) throw std::runtime_error("the connection is busy with another read");
         return reading_->begin();
     }
@@ -207,13 +209,13 @@ PyObject* movers_read_slots(PyObject* self, PyObject* args, PyObject* kwargs) {
 }
 
 PyObject* movers_read_tcp(PyObject* self, PyObject* args, PyObject* kwargs) {
-    static const char* const names[] = {"connection", "lock", "epoch", "records", "namespace_digest", "fingerprints", "width",
+    static const char* const names[] = {"connection", "capability", "epoch", "records", "namespace_digest", "fingerprints", "width",
                                         "region", "destinations", "check", "deadline_ns", nullptr};
     auto job = std::make_unique<TcpRead>();
     SlotRead& read = job->read;
     PyObject* connection = nullptr;
-    if (!parse(args, kwargs, "O!KKy*y*y*Iw*y*pK:read_tcp", names, reinterpret_cast<MoversObject*>(self)->connection_type,
-               &connection, &job->lock, &job->epoch, &read.records.view, &read.digest.view, &read.fingerprints.view, &read.width,
+    if (!parse(args, kwargs, "O!y*Ky*y*y*Iw*y*pK:read_tcp", names, reinterpret_cast<MoversObject*>(self)->connection_type,
+               &connection, &job->shown.view, &job->epoch, &read.records.view, &read.digest.view, &read.fingerprints.view, &read.width,
                &read.region.view, &read.destinations.view, &read.check, &read.deadline_ns))
         return nullptr;
     job->connection = Py_NewRef(connection);

@@ -59,13 +59,12 @@ void server_dealloc(PyObject* object) {
 PyObject* server_port(PyObject* self, void*) { return PyLong_FromLong(reinterpret_cast<ServerObject*>(self)->server->port()); }
 
 PyObject* server_grant(PyObject* self, PyObject* args, PyObject* kwargs) {
-    static const char* const names[] = {"lock", "records", "expires_ns", nullptr};
-    unsigned long long lock = 0, expires_ns = 0;
-    Buffer records;
-    if (!parse(args, kwargs, "Ky*K:grant", names, &lock, &records.view, &expires_ns)) return nullptr;
+    static const char* const names[] = {"capability", "records", nullptr};
+    Buffer capability, records;
+    if (!parse(args, kwargs, "y*y*:grant", names, &capability.view, &records.view)) return nullptr;
     return guarded(PyExc_RuntimeError, [&] {
         const auto granted = unpack<Record>(records, "records");
-        reinterpret_cast<ServerObject*>(self)->server->grant(lock, granted.data(), granted.size(), expires_ns);
+        reinterpret_cast<ServerObject*>(self)->server->grant(capability_of(capability), granted.data(), granted.size());
         return Py_NewRef(Py_None);
     });
 }
@@ -80,10 +79,14 @@ PyObject* server_revoke(PyObject* self, PyObject* args, PyObject* kwargs) {
 
 PyObject* server_stats(PyObject* self, PyObject*) {
     const ServerStats& stats = reinterpret_cast<ServerObject*>(self)->server->stats();
-    return Py_BuildValue("{sKsKsKsKsKsKsKsK}", "connections", stats.connections.load(), "reads", stats.reads.load(), "blocks",
+    const auto requests = [&](Refusal why) -> unsigned long long { return stats.requests[static_cast<size_t>(why)].load(); };
+    return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsKsKsKsK}", "connections", stats.connections.load(), "reads", stats.reads.load(), "blocks",
                          stats.blocks.load(), "bytes", stats.bytes.load(), "refused", stats.refused.load(), "torn",
                          stats.torn.load(), "protocol_errors", stats.protocol_errors.load(), "connections_refused",
-                         stats.connections_refused.load());
+                         stats.connections_refused.load(), "uncovered", stats.uncovered.load(), "capability_malformed",
+                         requests(Refusal::MALFORMED), "capability_epoch", requests(Refusal::EPOCH), "capability_expired",
+                         requests(Refusal::EXPIRED), "capability_ended", requests(Refusal::ENDED), "capability_forged",
+                         requests(Refusal::FORGED));
 }
 
 PyObject* server_close(PyObject* self, PyObject*) {
@@ -92,7 +95,7 @@ PyObject* server_close(PyObject* self, PyObject*) {
 }
 
 PyMethodDef server_methods[] = {
-    {"grant", method(server_grant), METH_VARARGS | METH_KEYWORDS, "Lets the slots of these records be read under a lock."},
+    {"grant", method(server_grant), METH_VARARGS | METH_KEYWORDS, "Lets the slots of these records be read with a capability."},
     {"revoke", method(server_revoke), METH_VARARGS | METH_KEYWORDS, "Ends a grant."},
     {"stats", server_stats, METH_NOARGS, "Counters since the start."},
     {"close", server_close, METH_NOARGS, "Stops and joins the thread; idempotent."},
@@ -142,19 +145,22 @@ void connection_dealloc(PyObject* object) {
 }
 
 PyObject* connection_read(PyObject* self, PyObject* args, PyObject* kwargs) {
-    static const char* const names[] = {"lock", "epoch", "records", "namespace_digest", "fingerprints", "width",
+    static const char* const names[] = {"capability", "epoch", "records", "namespace_digest", "fingerprints", "width",
                                         "region", "destinations", "check", "deadline_ns", nullptr};
-    unsigned long long lock = 0, epoch = 0;
+    unsigned long long epoch = 0;
+    Buffer shown;
     SlotRead read;
-    if (!parse(args, kwargs, "KKy*y*y*Iw*y*pK:read", names, &lock, &epoch, &read.records.view, &read.digest.view,
+    if (!parse(args, kwargs, "y*Ky*y*y*Iw*y*pK:read", names, &shown.view, &epoch, &read.records.view, &read.digest.view,
                &read.fingerprints.view, &read.width, &read.region.view, &read.destinations.view, &read.check, &read.deadline_ns))
         return nullptr;
     return guarded(PyExc_RuntimeError, [&]() -> PyObject* {
         read.prepare();
+        const wire::Capability capability = capability_of(shown);
         std::vector<uint8_t> statuses(read.wanted.size());
         {
             const Unlocked unlocked;
-            client_of(self).read({lock, epoch, read.wanted.data(), read.blocks, read.to.data(), read.check != 0, read.deadline_ns},
+            client_of(self).read({capability, epoch, read.wanted.data(), read.blocks, read.to.data(), read.check != 0,
+                                  read.deadline_ns},
                                  statuses.data());
         }
         return bytes_from(statuses);
@@ -192,6 +198,15 @@ PyObject* new_connection(PyObject* type, std::unique_ptr<TcpClient> client) {
     if (self == nullptr) return nullptr;
     self->client = client.release();
     return reinterpret_cast<PyObject*>(self);
+}
+
+wire::Capability capability_of(const Buffer& buffer) {
+    wire::Capability capability{};
+    if (buffer.bytes() != sizeof capability)
+        throw std::invalid_argument("a capability of " + std::to_string(buffer.bytes()) + " bytes, not " +
+                                    std::to_string(sizeof capability));
+    std::memcpy(&capability, buffer.data(), sizeof capability);
+    return capability;
 }
 
 void require_target(int port, uint64_t deadline_ns) {

@@ -24,7 +24,8 @@ namespace kvdir {
 class TcpReading;
 
 struct ReadJob {
-    uint64_t lock, epoch;
+    wire::Capability capability;  // as the owner gave it
+    uint64_t epoch;
     const Record* records;
     Blocks blocks;
     uint8_t* const* destinations;  // as destinations_in returns them

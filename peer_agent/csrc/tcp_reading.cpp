@@ -78,7 +78,7 @@ void TcpReading::write_requests() {
     requests_.reserve((total / wire::kMaxRequestBlocks + 1) * sizeof(wire::Request) + total * sizeof(wire::SlotRef));
     for (uint32_t begin = 0, tag = 1; begin < total; begin += wire::kMaxRequestBlocks, ++tag) {
         const uint32_t count = std::min(wire::kMaxRequestBlocks, total - begin);
-        const wire::Request request{wire::kRequestMagic, count, job_.lock, job_.epoch, tag, 0};
+        const wire::Request request{wire::kRequestMagic, count, tag, 0, job_.capability};
         append(&request, sizeof request);
         for (uint32_t i = begin; i < begin + count; ++i) {
             const wire::SlotRef ref{record(i).offset, record(i).generation, record(i).length, 0};

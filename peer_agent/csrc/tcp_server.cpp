@@ -16,7 +16,8 @@
 
 namespace kvdir {
 
-Grant::Grant(const Region& region, const Record* records, size_t count, uint64_t expires) : expires_ns(expires) {
+Grant::Grant(const Region& region, const wire::Capability& capability, const Record* records, size_t count)
+    : capability_(capability) {
     for (size_t i = 0; i < count; ++i) {
         if (records[i].state != 1) continue;
         region.require(records[i].offset, records[i].length);
@@ -35,6 +36,14 @@ const Record* Grant::find(uint64_t offset) const {
     for (size_t at = first_place(offset); table_[at] != 0; at = next_place(at))
         if (records_[table_[at] - 1].offset == offset) return &records_[table_[at] - 1];
     return nullptr;
+}
+
+bool Grant::shown(const wire::Capability& capability) const {
+    const auto* theirs = reinterpret_cast<const uint8_t*>(&capability);
+    const auto* ours = reinterpret_cast<const uint8_t*>(&capability_);
+    volatile uint8_t difference = 0;  // volatile: the loop must not end early
+    for (size_t i = 0; i < sizeof capability; ++i) difference = difference | (theirs[i] ^ ours[i]);
+    return difference == 0;
 }
 
 TcpServer::TcpServer(Region region, uint64_t epoch, const std::string& host, uint16_t port, size_t max_connections,
@@ -68,12 +77,14 @@ void TcpServer::close() {
     stats_.connections = 0;
 }
 
-void TcpServer::grant(uint64_t lock, const Record* records, size_t count, uint64_t expires_ns) {
+void TcpServer::grant(const wire::Capability& capability, const Record* records, size_t count) {
+    if (capability.version != wire::kCapabilityVersion || capability.epoch != epoch_)
+        throw std::invalid_argument("the capability is of another epoch or version");
     // A region of now: the owner may have added size classes since.
-    auto grant = std::make_shared<Grant>(Region(region_.base(), region_.bytes()), records, count, expires_ns);
+    auto grant = std::make_shared<Grant>(Region(region_.base(), region_.bytes()), capability, records, count);
     const std::lock_guard<std::mutex> guard(grants_mutex_);
     if (grants_.size() >= forget_at_) forget_expired(now_ns());
-    auto& entry = grants_[lock];
+    auto& entry = grants_[capability.lock];
     if (entry) entry->revoked.store(true, std::memory_order_release);
     entry = std::move(grant);
 }
@@ -88,7 +99,7 @@ void TcpServer::revoke(uint64_t lock) {
 
 // Grants whose reader died are never revoked. Called under grants_mutex_ when their number has doubled.
 void TcpServer::forget_expired(uint64_t now) {
-    for (auto at = grants_.begin(); at != grants_.end();) at = at->second->expires_ns <= now ? grants_.erase(at) : std::next(at);
+    for (auto at = grants_.begin(); at != grants_.end();) at = at->second->expired(now) ? grants_.erase(at) : std::next(at);
     forget_at_ = std::max<size_t>(kForgetFrom, 2 * grants_.size());
 }
 

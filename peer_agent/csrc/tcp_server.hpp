@@ -1,7 +1,9 @@
 // Owner's side of the tcp plane: one native thread that answers granted reads straight from the arena.
 //
 // Rules
-// - Only slots that a live grant names are served, at the generation and length that it names; anything else is a status.
+// - Only slots that a live grant names are served, to who shows that grant's capability, at the generation and length that it
+//   names; anything else is a status. Capabilities are made outside (peer_agent/core/capability.py); here they are compared,
+//   whole and in constant time, with that of the grant.
 // - One epoll thread, non-blocking sockets. A slow reader holds its own socket buffer and nothing else; memory per
 //   connection is bounded (one request of kMaxRequestBlocks refs, received and parsed); a turn moves at most kTurnBytes.
 // - A connection that does not finish its handshake, its hello or a request in time, byte by byte or not at all, or does not
@@ -9,6 +11,7 @@
 // - grant, revoke and stats may come from any thread; no lock is held while bytes move.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -25,31 +28,46 @@
 
 namespace kvdir {
 
-// The slots that may be read under one lock until expires_ns. Immutable but for `revoked`.
+// The slots that may be read with one capability until it expires. Immutable but for `revoked`.
 class Grant {
   public:
     // Absent records are left out. std::invalid_argument if one is not a slot of the region.
-    Grant(const Region& region, const Record* records, size_t count, uint64_t expires_ns);
+    Grant(const Region& region, const wire::Capability& capability, const Record* records, size_t count);
 
     const Record* find(uint64_t offset) const;
-    bool live(uint64_t now) const { return !revoked.load(std::memory_order_acquire) && now < expires_ns; }
+    // Every byte is looked at, whatever is found.
+    bool shown(const wire::Capability& capability) const;
+    bool expired(uint64_t now) const { return now >= capability_.expires_ns; }
 
-    const uint64_t expires_ns;
     std::atomic<bool> revoked{false};
 
   private:
     size_t first_place(uint64_t offset) const { return (offset * 0x9E3779B97F4A7C15ULL) >> shift_; }
     size_t next_place(size_t at) const { return (at + 1) & (table_.size() - 1); }
 
+    const wire::Capability capability_;
     std::vector<Record> records_;
     // Open addressing by offset, a power of two and at most half full: positions in records_ plus one, 0 where nothing is.
     std::vector<uint32_t> table_;
     unsigned shift_ = 63;
 };
 
+// Why a request is served nothing.
+enum class Refusal : uint8_t {
+    NONE,
+    MALFORMED,  // no capability of this version
+    EPOCH,      // of another life of an agent
+    EXPIRED,    // its time has passed
+    ENDED,      // of a lock that was ended early, or never was
+    FORGED,     // of a live lock, and not what was given for it
+};
+constexpr size_t kRefusals = 6;
+
 struct ServerStats {
     std::atomic<uint64_t> connections{0}, reads{0}, blocks{0}, bytes{0}, refused{0}, torn{0}, protocol_errors{0};
     std::atomic<uint64_t> connections_refused{0};
+    std::atomic<uint64_t> uncovered{0};                       // blocks that the capability does not cover
+    std::array<std::atomic<uint64_t>, kRefusals> requests{};  // by Refusal
 };
 
 // The most that one connection makes the owner allocate, whatever is sent on it, socket buffers and TLS aside: a request that is
@@ -73,8 +91,8 @@ class TcpServer {
     ~TcpServer();
 
     uint16_t port() const { return port_; }
-    // Replaces an earlier grant of the lock. std::invalid_argument as Grant says.
-    void grant(uint64_t lock, const Record* records, size_t count, uint64_t expires_ns);
+    // Replaces an earlier grant of its lock. std::invalid_argument as Grant says, and for a capability that is not of this epoch.
+    void grant(const wire::Capability& capability, const Record* records, size_t count);
     void revoke(uint64_t lock);
     const ServerStats& stats() const { return stats_; }
     void close();
@@ -100,7 +118,10 @@ class TcpServer {
     void next_part(Connection& connection);
     void begin_group(Connection& connection);
     void append_trailers(Connection& connection);
-    Status admit(const Connection& connection, const wire::SlotRef& ref, uint64_t now) const;
+    Status admit(const Connection& connection, const wire::SlotRef& ref);
+    void judge(Connection& connection, uint64_t now);
+    void recheck(Connection& connection, uint64_t now);
+    void refuse(Connection& connection, Refusal why);
     bool refuse_protocol();
     std::shared_ptr<const Grant> grant_of(uint64_t lock);
     void forget_expired(uint64_t now);

@@ -101,18 +101,45 @@ bool TcpServer::parse(Connection& connection) {
     std::memcpy(connection.refs.data(), connection.input.data() + sizeof request, bytes - sizeof request);
     connection.input.erase(connection.input.begin(), connection.input.begin() + static_cast<ptrdiff_t>(bytes));
     connection.request = request;
-    connection.grant = grant_of(request.lock);
+    judge(connection, now_ns());
     connection.answering = true;
     connection.trailers_due = false;
     connection.first = connection.end = 0;
     return true;
 }
 
-Status TcpServer::admit(const Connection& connection, const wire::SlotRef& ref, uint64_t now) const {
-    if (connection.request.epoch != epoch_) return STALE;
-    if (!connection.grant || !connection.grant->live(now)) return ABSENT;
+void TcpServer::refuse(Connection& connection, Refusal why) {
+    connection.refusal = why;
+    connection.grant.reset();
+    ++stats_.requests[static_cast<size_t>(why)];
+}
+
+// Finds the grant that the request may be served under, or why there is none. Cheap checks first; none of what they look at is
+// a secret, and the answer is the same for all but EPOCH, which our hello has told.
+void TcpServer::judge(Connection& connection, uint64_t now) {
+    const wire::Capability& shown = connection.request.capability;
+    connection.grant.reset();
+    connection.refusal = Refusal::NONE;
+    if (shown.version != wire::kCapabilityVersion) return refuse(connection, Refusal::MALFORMED);
+    if (shown.epoch != epoch_) return refuse(connection, Refusal::EPOCH);
+    auto grant = grant_of(shown.lock);
+    if (!grant) return refuse(connection, now >= shown.expires_ns ? Refusal::EXPIRED : Refusal::ENDED);
+    if (!grant->shown(shown)) return refuse(connection, Refusal::FORGED);
+    connection.grant = std::move(grant);
+}
+
+// A group begins: what was granted when the request came may have ended since.
+void TcpServer::recheck(Connection& connection, uint64_t now) {
+    if (!connection.grant) return;
+    if (connection.grant->expired(now)) return refuse(connection, Refusal::EXPIRED);
+    if (connection.grant->revoked.load(std::memory_order_acquire)) refuse(connection, Refusal::ENDED);
+}
+
+Status TcpServer::admit(const Connection& connection, const wire::SlotRef& ref) {
+    if (connection.refusal == Refusal::EPOCH) return STALE;
+    if (!connection.grant) return ABSENT;
     const Record* record = connection.grant->find(ref.offset);  // its range was checked when it was granted
-    if (record == nullptr || record->length != ref.length) return ABSENT;
+    if (record == nullptr || record->length != ref.length) return ++stats_.uncovered, ABSENT;
     if (record->generation != ref.generation) return STALE;
     const SlotHeader* slot = region_.slot(ref.offset);
     if (load_generation(slot) != ref.generation) return STALE;
@@ -145,11 +172,11 @@ void TcpServer::begin_group(Connection& connection) {
     for (uint32_t i = 0; i < blocks; ++i)
         if (in_range(refs[i].offset, 0, region_.bytes())) __builtin_prefetch(region_.slot(refs[i].offset));
     const wire::Group head{wire::kGroupMagic, connection.request.tag, connection.first, blocks};
-    const uint64_t now = now_ns();
+    recheck(connection, now_ns());
     uint32_t refused = 0;
     connection.statuses.fill(0);
     for (uint32_t i = 0; i < blocks; ++i) {
-        connection.statuses[i] = admit(connection, refs[i], now);
+        connection.statuses[i] = admit(connection, refs[i]);
         refused += connection.statuses[i] != OK;
     }
     append(connection.control, &head, sizeof head);

@@ -30,7 +30,8 @@ struct TcpServer::Connection {
     bool trailers_due = false;
     wire::Request request{};
     std::vector<wire::SlotRef> refs;
-    std::shared_ptr<const Grant> grant;
+    std::shared_ptr<const Grant> grant;  // null when refusal says why
+    Refusal refusal = Refusal::NONE;
     uint32_t first = 0, end = 0;
     std::array<uint8_t, wire::kGroupBlocks> statuses{};
 

@@ -1,4 +1,4 @@
-// Frames of the tcp plane, little endian, version 1. The wire names slots, never addresses.
+// Frames of the tcp plane, little endian, version 2 (1 had no capabilities). The wire names slots, never addresses.
 //
 //   reader                                             owner
 //     | Hello ------------------------------------------> |
@@ -23,7 +23,10 @@
 //   answered in the other's language (a hello, a fatal alert), so that both ends can say what is wrong.
 // - Slots are refused one by one (ABSENT, STALE) without ending the connection. A frame that cannot come from an honest
 //   reader (magic, version, zero or more than kMaxRequestBlocks slots) ends it and is counted.
-// - Grant, lock and expiry are looked at when a group begins: what is on its way after a revoke is one group at most.
+// - A request shows the capability that came with the lock (peer_agent/core/capability.py, docs/adr/0024). One that is not exactly
+//   that of a live grant serves nothing: its blocks are ABSENT, or STALE when it is of another epoch. Which it was, only the
+//   owner's counters say. Revocation and expiry are looked at again when a group begins: what is on its way after a revoke is
+//   one group at most.
 #pragma once
 
 #include <cstddef>
@@ -34,7 +37,7 @@ namespace kvdir::wire {
 constexpr uint32_t kHelloMagic = 0x5444564B;    // "KVDT"
 constexpr uint32_t kRequestMagic = 0x5152564B;  // "KVRQ"
 constexpr uint32_t kGroupMagic = 0x5247564B;    // "KVGR"
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 constexpr uint32_t kMaxRequestBlocks = 4096;
 constexpr uint32_t kGroupBlocks = 64;
 constexpr uint64_t kGroupBytes = 1 << 20;
@@ -47,13 +50,24 @@ struct Hello {
 };
 static_assert(sizeof(Hello) == 32);
 
+// As peer_agent/core/capability.py packs it. The reader hands on what it was given and looks at nothing in it.
+struct Capability {
+    uint8_t version;  // kCapabilityVersion
+    uint8_t zero[7];
+    uint64_t lock, epoch;
+    uint64_t expires_ns;  // of the owner's CLOCK_MONOTONIC
+    uint8_t tag[32];
+};
+static_assert(sizeof(Capability) == 64);
+constexpr uint8_t kCapabilityVersion = 1;
+
 struct Request {
     uint32_t magic, count;
-    uint64_t lock, epoch;
     uint32_t tag;  // repeated in each Group of the answer
     uint32_t zero;
+    Capability capability;
 };
-static_assert(sizeof(Request) == 32);
+static_assert(sizeof(Request) == 80);
 
 struct SlotRef {
     uint64_t offset, generation;

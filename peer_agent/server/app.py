@@ -30,6 +30,7 @@ from kvdir.index import Sketch
 from kvdir.namespace import Namespace
 from kvdir.obs.http import LoopPulse
 from kvdir.rpc.channel import client_options
+from peer_agent.core.capability import KEY_BYTES, CapabilityMint
 from peer_agent.core.inventory import Inventory
 from peer_agent.core.orders import Limits as LoadLimits
 from peer_agent.core.schedule import Schedule
@@ -280,6 +281,7 @@ class Agent:
             clock=self._clock,
             max_locks=self.config.max_locks,
             max_fingerprints=self.config.max_fingerprints,
+            mint=CapabilityMint(secrets.token_bytes(KEY_BYTES), epoch=self.epoch),
         )
 
     def _build_stager(self, arena: Arena) -> Stager:

@@ -241,4 +241,5 @@ def _read_list(load: Load, reading: Reading, reserved: Reserved) -> ReadList:
         width=chosen.width,
         records=reading.source.records[positions].tobytes(),
         destinations=reserved.offsets,
+        capability=answer.capability,
     )

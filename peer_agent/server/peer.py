@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import grpc.aio
 
@@ -50,6 +50,7 @@ class LockAnswer:
     epoch: int
     records: bytes
     owner_seq: int
+    capability: bytes = field(repr=False)
 
 
 class Peer:
@@ -103,7 +104,7 @@ class Peer:
         if len(answer.blocks) != 32 * len(fingerprints):
             self.broken = True
             raise PeerFailure(f"{self.node} answered {len(answer.blocks)} bytes of records for {len(fingerprints)} blocks")
-        return LockAnswer(answer.lock, answer.epoch, answer.blocks, answer.owner_seq)
+        return LockAnswer(answer.lock, answer.epoch, answer.blocks, answer.owner_seq, answer.capability)
 
     async def _ask(self, request: peer_pb2.LockRequest, timeout_s: float) -> peer_pb2.LockResponse:
         try:

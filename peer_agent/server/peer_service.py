@@ -75,7 +75,7 @@ class PeerService(peer_pb2_grpc.PeerServicer):
         timeout_s = self._limits.deadline_s(0, context.time_remaining())
         await self._stager.stage(request.namespace_digest, fingerprints, timeout_s=timeout_s * STAGE_TIME_SHARE)
         self._store.admit_lock(for_peers=True)  # again: others were admitted meanwhile
-        locked = self._store.lock(request.namespace_digest, fingerprints, session=PEERS, lease_s=lease_s)
+        locked = self._store.lock(request.namespace_digest, fingerprints, session=PEERS, lease_s=lease_s, reader=request.reader)
         if mine := active():
             mine.set("kvdir.reader", request.reader)
             mine.set("kvdir.blocks", len(fingerprints))
@@ -88,6 +88,7 @@ class PeerService(peer_pb2_grpc.PeerServicer):
             blocks=locked.records,
             present=locked.present,
             owner_seq=self._owner_seq(),
+            capability=locked.capability,
         )
 
     async def Sample(self, request: peer_pb2.SampleRequest, context: Context) -> peer_pb2.SampleResponse:
@@ -100,9 +101,10 @@ class PeerService(peer_pb2_grpc.PeerServicer):
         held = self._store.held(most.namespace_digest, count)
         if held:
             lease_s = self._limits.lease_s(request.lease_ms)
-            locked = self._store.lock(most.namespace_digest, held[0], session=PEERS, lease_s=lease_s)
+            locked = self._store.lock(most.namespace_digest, held[0], session=PEERS, lease_s=lease_s, reader=request.reader)
             answer.namespace_digest, answer.lock, answer.blocks = most.namespace_digest, locked.lock, locked.records
             answer.fingerprints.CopyFrom(encode_fingerprints(held[0]))
+            answer.capability = locked.capability
         return answer
 
     async def Unlock(self, request: peer_pb2.UnlockRequest, context: Context) -> peer_pb2.UnlockResponse:

@@ -6,10 +6,11 @@ Planes count for themselves and differ in what they see (transport/*.py `stats`,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 from kvdir.obs.definition import Family
 from kvdir.obs.definitions import family
-from kvdir.obs.labels import HANDSHAKE, SERVING_FAULT
+from kvdir.obs.labels import CAPABILITY, HANDSHAKE, SERVING_FAULT
 from kvdir.obs.tally import Tally
 from peer_agent.transport.base import Transport
 
@@ -47,13 +48,22 @@ def plane_families(planes: Mapping[str, Transport]) -> Iterator[Family]:
 
 
 def watch_planes(tally: Tally, planes: Mapping[str, Transport]) -> None:
-    """Of the certificate of the tcp plane, where it has one."""
+    """Of the tcp plane: what is wrong with the capabilities of its readers, and its certificate, where it has one."""
     tcp = planes.get("tcp")
-    if tcp is None or not getattr(tcp, "tls_expires_unix_s", 0):
+    if tcp is None:
+        return
+    for reason in CAPABILITY.values:
+        tally.watch("capability_refused_total", partial(_refused, tcp, reason), reason)
+    if not getattr(tcp, "tls_expires_unix_s", 0):
         return
     tally.watch("tls_expires_timestamp_seconds", lambda: getattr(tcp, "tls_expires_unix_s", 0), "data")
     tally.watch("tls_reloads_total", lambda: _stats(tcp).get("tls_reloads", 0), "used")
     tally.watch("tls_reloads_total", lambda: _stats(tcp).get("tls_failed_reloads", 0), "refused")
+
+
+def _refused(transport: Transport, reason: str) -> int:
+    figures = _stats(transport)
+    return figures.get(reason, 0) or figures.get(f"capability_{reason}", 0)
 
 
 def _stats(transport: Transport) -> dict[str, int]:

@@ -3,7 +3,7 @@
 Order that everything rests on, without an await in between:
   reserve  inventory picks slots -> headers odd (out of sight) -> REMOVED published -> slots handed to the writer
   commit   header written, generation even -> visible in the inventory -> STORED published
-  lock     inventory pins -> planes may serve these slots under this lock until it expires
+  lock     inventory pins -> capability made -> planes may serve these slots to who shows it, until it expires
   unlock   planes stop -> slots may be reused
 What is published of the ranks of a split is what all of them hold (peer_agent/core/completeness.py).
 Owns: that order, and waking those who wait for another writer's block. Does not: choose peers or know gRPC.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from kvdir.fingerprint import Fingerprints
 from kvdir.location import Tier
 from kvdir.namespace import Namespace
 from peer_agent import _native
+from peer_agent.core.capability import CapabilityMint
 from peer_agent.core.completeness import Completeness
 from peer_agent.core.effects import Ended, Locked, Occupancy, Reserved
 from peer_agent.core.inventory import AGENT, PEERS, Inventory
@@ -43,6 +45,7 @@ class Store:
         clock: Callable[[], float],
         max_locks: int,
         max_fingerprints: int,
+        mint: CapabilityMint,
     ) -> None:
         self.namespaces = dict(namespaces)
         self.planes: Sequence[Transport] = ()
@@ -55,6 +58,7 @@ class Store:
         self._clock = clock
         self._max_locks = max_locks
         self._max_fingerprints = max_fingerprints
+        self._mint = mint
         self._done: dict[int, asyncio.Event] = {}
         inventory.tick(clock())  # so that the age of the first blocks counts from now
 
@@ -178,17 +182,27 @@ class Store:
         return self._inventory.present(namespace_digest, fingerprints)
 
     def lock(
-        self, namespace_digest: bytes, fingerprints: Fingerprints, *, session: int, lease_s: float, lock: int = 0
+        self,
+        namespace_digest: bytes,
+        fingerprints: Fingerprints,
+        *,
+        session: int,
+        lease_s: float,
+        lock: int = 0,
+        reader: str = "",
     ) -> Locked:
-        """Locks what is here, for the whole list. For peers, the planes may serve it from now on."""
+        """Locks what is here, for the whole list. For peers, the planes serve it to `reader` from now on, by its capability."""
         self._check(fingerprints)
         locked = self._inventory.lock(
             namespace_digest, fingerprints, session=session, now_s=self._clock(), lease_s=lease_s, lock=lock
         )
-        if session == PEERS and locked.lock:
-            for plane in self.planes:
-                plane.grant(locked.lock, locked.records, expires_s=locked.expires_s)
-        return locked
+        if session != PEERS or not locked.lock:
+            return locked
+        number, records, expires_s = locked.lock, locked.records, locked.expires_s
+        capability = self._mint.capability(number, records, reader=reader, expires_s=expires_s)
+        for plane in self.planes:
+            plane.grant(number, records, expires_s=expires_s, capability=capability)
+        return replace(locked, capability=capability)
 
     def admit_lock(self, *, for_peers: bool) -> None:
         """Raises Overloaded when peers, or engines, hold as many locks as either may: neither crowds out the other."""

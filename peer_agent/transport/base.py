@@ -9,7 +9,7 @@ Rules that every plane keeps (contract suite: `peer_agent.transport.check`):
   transfer might still write, and the caller quarantines them.
 - One peer's failure is a status of that peer's blocks, never an exception, and never touches other peers' reads.
 - Addresses never travel: a slot is named by its offset in the owner's region and is served only under a lock that
-  covers it.
+  covers it, to who shows that lock's capability (peer_agent/core/capability.py), where the owner is asked at all.
 
 Does not: choose peers, retry, reserve or commit slots (peer_agent/server/reader.py does). Design: 05, ARCHITECTURE.md.
 """
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 BLOCK_RECORD_BYTES = 32
@@ -48,6 +48,8 @@ class ReadList:
     width: int  # 8, 16 or 32
     records: bytes  # n * BLOCK_RECORD_BYTES, as the owner answered in LockResponse.blocks
     destinations: bytes  # n * u64 LE: offsets of slot headers in our own region; payloads land 128 bytes further
+    # LockResponse.capability. Planes whose owner checks the lock read nothing without it; a secret, so no repr.
+    capability: bytes = field(default=b"", repr=False)
 
     def __len__(self) -> int:
         return len(self.destinations) // 8
@@ -93,8 +95,10 @@ class Transport(Protocol):
     async def export(self) -> bytes:
         """Starts serving our region; returns the descriptor for Peer.Hello (first byte: layout version)."""
 
-    def grant(self, lock: int, records: bytes, *, expires_s: float) -> None:
-        """Owner: the slots of these LockResponse.blocks records may be read under `lock` until CLOCK_MONOTONIC expires_s."""
+    def grant(self, lock: int, records: bytes, *, expires_s: float, capability: bytes) -> None:
+        """Owner: the slots of these LockResponse.blocks records may be read under `lock` until CLOCK_MONOTONIC expires_s, by
+        who shows `capability`, which was made for exactly that (CapabilityMint). Planes that cannot check ignore it.
+        """
 
     def revoke(self, lock: int) -> None:
         """Owner: ends a grant; reads in flight finish what is on its way (one group of wire.hpp, a block on other planes).

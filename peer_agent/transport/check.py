@@ -18,7 +18,7 @@ from dataclasses import replace
 from peer_agent import _native
 from peer_agent.memory.layout import HEADER_BYTES
 from peer_agent.transport.base import ReadStatus
-from peer_agent.transport.check_rig import DEADLINE_S, LEASE_S, LOCK, Rig, with_record
+from peer_agent.transport.check_rig import DEADLINE_S, LOCK, Rig, with_record
 from peer_agent.transport.fake import Fault
 
 OK, ABSENT, STALE = ReadStatus.OK, ReadStatus.ABSENT, ReadStatus.STALE
@@ -173,7 +173,8 @@ async def refuses_other_epochs(rig: Rig) -> None:
 
 
 async def serves_only_under_a_live_lock(rig: Rig) -> None:
-    """Unknown, revoked and expired locks, and slots that the lock does not cover, are ABSENT where the owner is asked."""
+    """Unknown, ended and expired locks, slots that the lock does not cover, and the capability of an earlier lease of the same
+    lock: ABSENT where the owner is asked."""
     if not rig.owner.capabilities().owner_checks_lock:
         return
     connection = await rig.connect()
@@ -181,15 +182,36 @@ async def serves_only_under_a_live_lock(rig: Rig) -> None:
     blocks = rig.request(stored)
     uncovered = with_record(blocks, 1, offset=rig.owner_arena.classes[0].offset(2))
     assert rig.expect(await connection.read(uncovered, deadline_s=DEADLINE_S), blocks, stored) == [OK, ABSENT]
-    unknown = replace(blocks, lock=LOCK + 99)
+    rig.grant(LOCK + 99, stored.records)
+    unknown = replace(blocks, lock=LOCK + 99, capability=rig.capabilities[LOCK + 99])
+    rig.owner.revoke(LOCK + 99)
     assert rig.expect(await connection.read(unknown, deadline_s=DEADLINE_S), blocks, stored) == [ABSENT] * 2
     rig.owner.revoke(LOCK)
     rig.owner.revoke(LOCK)
     assert rig.expect(await connection.read(blocks, deadline_s=DEADLINE_S), blocks, stored) == [ABSENT] * 2
-    rig.owner.grant(LOCK, stored.records, expires_s=time.monotonic() - 0.001)
+    expired = replace(blocks, capability=rig.grant(LOCK, stored.records, lease_s=-0.001))
+    assert rig.expect(await connection.read(expired, deadline_s=DEADLINE_S), blocks, stored) == [ABSENT] * 2
+    again = replace(blocks, capability=rig.grant(LOCK, stored.records))
+    assert rig.expect(await connection.read(again, deadline_s=DEADLINE_S), blocks, stored) == [OK] * 2
     assert rig.expect(await connection.read(blocks, deadline_s=DEADLINE_S), blocks, stored) == [ABSENT] * 2
-    rig.owner.grant(LOCK, stored.records, expires_s=time.monotonic() + LEASE_S)
+
+
+async def serves_only_who_shows_its_capability(rig: Rig) -> None:
+    """None, a cut one, one with any byte changed, and that of another lock: ABSENT or STALE, never a byte and never a hang."""
+    if not rig.owner.capabilities().owner_checks_lock:
+        return
+    connection = await rig.connect()
+    stored, other = rig.store(range(2)), rig.store([2], lock=LOCK + 1)
+    blocks, theirs = rig.request(stored), rig.request(other, lock=LOCK + 1, first=2)
+    right = blocks.capability
+    flipped = [right[:at] + bytes([right[at] ^ 1 << at % 8]) + right[at + 1 :] for at in range(len(right))]
+    for wrong in (b"", right[:-1], right + b"\0", bytes(len(right)), *flipped):
+        outcome = await connection.read(replace(blocks, capability=wrong), deadline_s=DEADLINE_S)
+        assert set(rig.expect(outcome, blocks, stored)) <= {ABSENT, STALE}, f"served for {wrong.hex()}"
+    crossed = replace(theirs, lock=LOCK, capability=right)
+    assert rig.expect(await connection.read(crossed, deadline_s=DEADLINE_S), theirs, other) == [ABSENT]
     assert rig.expect(await connection.read(blocks, deadline_s=DEADLINE_S), blocks, stored) == [OK] * 2
+    assert rig.expect(await connection.read(theirs, deadline_s=DEADLINE_S), theirs, other) == [OK]
 
 
 async def reads_concurrently(rig: Rig) -> None:
@@ -340,6 +362,7 @@ CHECKS: tuple[Check, ...] = (
     refuses_contradictory_lists,
     refuses_other_epochs,
     serves_only_under_a_live_lock,
+    serves_only_who_shows_its_capability,
     reads_concurrently,
     is_late_when_the_deadline_has_passed,
     is_lost_when_closed,

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from peer_agent import _native
+from peer_agent.core.capability import KEY_BYTES, CapabilityMint
 from peer_agent.memory.arena import Arena
 from peer_agent.memory.layout import HEADER_BYTES
 from peer_agent.transport.base import BLOCK_RECORD_BYTES, Connection, ReadList, ReadOutcome, ReadStatus, Transport
@@ -20,6 +21,7 @@ from peer_agent.transport.fake import RECORD, Fault
 
 WIDTH = 16
 LOCK = 7
+KEY = bytes(range(KEY_BYTES))
 LEASE_S = 60.0
 DEADLINE_S = 10.0
 
@@ -41,6 +43,7 @@ class Rig:
     reader_arena: Arena
     faulty: Callable[[Fault], Awaitable[bytes | None]] = _no_fault
     seed: random.Random = field(default_factory=lambda: random.Random(0))
+    capabilities: dict[int, bytes] = field(default_factory=dict)  # by lock
 
     @property
     def digest(self) -> bytes:
@@ -61,8 +64,17 @@ class Rig:
         _native.begin_write(self.owner_arena.region, offsets)
         records = write(self.owner_arena, offsets, self.digest, fingerprints, payloads)
         if lock is not None:
-            self.owner.grant(lock, records, expires_s=time.monotonic() + LEASE_S)
+            self.grant(lock, records)
         return Stored(tuple(slots), records, fingerprints, tuple(payloads))
+
+    def grant(self, lock: int, records: bytes, *, lease_s: float = LEASE_S) -> bytes:
+        """As a store does for Peer.Lock; returns the capability."""
+        expires_s = time.monotonic() + lease_s
+        mint = CapabilityMint(KEY, epoch=self.owner_arena.epoch)
+        capability = mint.capability(lock, records, reader="rig", expires_s=expires_s)
+        self.owner.grant(lock, records, expires_s=expires_s, capability=capability)
+        self.capabilities[lock] = capability
+        return capability
 
     def owner_offsets(self, slots: Sequence[int]) -> bytes:
         return pack([self.owner_arena.classes[0].offset(slot) for slot in slots])
@@ -83,6 +95,7 @@ class Rig:
             width=WIDTH,
             records=stored.records,
             destinations=self.reserve(len(stored.payloads), first=first),
+            capability=self.capabilities.get(lock, b""),
         )
 
     def landed(self, blocks: ReadList, index: int) -> bytes:

@@ -15,9 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from peer_agent import _native
+from peer_agent.core.capability import CapabilityMint
 from peer_agent.memory.arena import Arena
 from peer_agent.memory.layout import HEADER_BYTES, SizeClass
-from peer_agent.transport.check_rig import write
+from peer_agent.transport.check_rig import KEY, write
 from peer_agent.transport.faulty_owner import (
     GROUP,
     GROUP_MAGIC,
@@ -52,7 +53,7 @@ class Bed:
         _native.begin_write(self.reader.region, self.offsets)
         self.records = write(self.owner, self.offsets, DIGEST, FINGERPRINTS, PAYLOADS)
         self.server = _native.TcpServer(self.owner.region, EPOCH, "127.0.0.1", 0, max_connections=max_connections)
-        self.server.grant(LOCK, self.records, time.monotonic_ns() + 10**12)
+        self.server.grant(capability(LOCK, self.records), self.records)
 
     @property
     def offsets(self) -> bytes:
@@ -62,8 +63,9 @@ class Bed:
     def refs(self) -> list[tuple[int, int, int]]:
         return [(record[0], record[1], record[3]) for record in struct.iter_unpack("<QQQII", self.records)]
 
-    def request(self, refs: list[tuple[int, int, int]], *, tag: int = 1, lock: int = LOCK) -> bytes:
-        head = REQUEST.pack(REQUEST_MAGIC, len(refs), lock, EPOCH, tag)
+    def request(self, refs: list[tuple[int, int, int]], *, tag: int = 1, shown: bytes = b"") -> bytes:
+        """shown: another capability than that of LOCK."""
+        head = REQUEST.pack(REQUEST_MAGIC, len(refs), tag, shown or capability(LOCK, self.records))
         return head + b"".join(SLOT_REF.pack(*ref) for ref in refs)
 
     def dial(self) -> socket.socket:
@@ -74,7 +76,7 @@ class Bed:
 
     def read(self, connection: _native.TcpConnection, *, check: bool = True, seconds: float = PATIENCE_S) -> bytes:
         return connection.read(
-            LOCK,
+            capability(LOCK, self.records),
             EPOCH,
             self.records,
             DIGEST,
@@ -98,6 +100,13 @@ class Bed:
         self.server.close()
         self.owner.close()
         self.reader.close()
+
+
+EXPIRES_S = time.monotonic() + 3600
+
+
+def capability(lock: int, records: bytes, *, expires_s: float = EXPIRES_S) -> bytes:
+    return CapabilityMint(KEY, epoch=EPOCH).capability(lock, records, reader="wire", expires_s=expires_s)
 
 
 def deadline(seconds: float = PATIENCE_S) -> int:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import hmac
 import itertools
 import struct
 import sys
@@ -66,7 +67,7 @@ class FakeTransport:
         self.network = network
         self.arena = arena
         self._descriptor = b"\x01fake %d" % next(network.numbers)
-        self._grants: dict[int, tuple[dict[int, bytes], float]] = {}
+        self._grants: dict[int, tuple[dict[int, bytes], float, bytes]] = {}
         self._connections: list[FakeConnection] = []
 
     def capabilities(self) -> Capabilities:
@@ -76,9 +77,9 @@ class FakeTransport:
         self.network.owners[self._descriptor] = self
         return self._descriptor
 
-    def grant(self, lock: int, records: bytes, *, expires_s: float) -> None:
+    def grant(self, lock: int, records: bytes, *, expires_s: float, capability: bytes) -> None:
         present = {record[0]: RECORD.pack(*record) for record in RECORD.iter_unpack(records) if record[4] == 1}
-        self._grants[lock] = (present, expires_s)
+        self._grants[lock] = (present, expires_s, capability)
 
     def revoke(self, lock: int) -> None:
         self._grants.pop(lock, None)
@@ -99,8 +100,8 @@ class FakeTransport:
 
     def admit(self, blocks: ReadList) -> bytes:
         """Records of `blocks`, with those that the lock does not cover marked absent."""
-        granted, expires_s = self._grants.get(blocks.lock, ({}, 0.0))
-        live = time.monotonic() < expires_s
+        granted, expires_s, capability = self._grants.get(blocks.lock, ({}, 0.0, b""))
+        live = time.monotonic() < expires_s and hmac.compare_digest(capability, blocks.capability)
         admitted = bytearray(blocks.records)
         for index, record in enumerate(RECORD.iter_unpack(blocks.records)):
             covered = live and record[0] in granted

@@ -19,14 +19,14 @@ from peer_agent.transport.fake import Fault
 from peer_agent.transport.tcp import DESCRIPTOR, PLAIN_VERSION, TLS_VERSION
 
 HELLO = struct.Struct("<IIQI12x")
-REQUEST = struct.Struct("<IIQQI4x")
+REQUEST = struct.Struct("<III4x64s")  # the last: a capability, peer_agent/core/capability.py
 SLOT_REF = struct.Struct("<QQI4x")
 GROUP = struct.Struct("<IIII")
 TRAILER = struct.Struct("<QI4x")
 HELLO_MAGIC = int.from_bytes(b"KVDT", "little")
 REQUEST_MAGIC = int.from_bytes(b"KVRQ", "little")
 GROUP_MAGIC = int.from_bytes(b"KVGR", "little")
-VERSION = 1
+VERSION = 2
 MAX_REQUEST_BLOCKS = 4096
 GROUP_BLOCKS = 64
 GROUP_BYTES = 1 << 20
@@ -62,7 +62,7 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, are
     await reader.readexactly(HELLO.size)
     writer.write(HELLO.pack(HELLO_MAGIC, VERSION, arena.epoch, MAX_REQUEST_BLOCKS))
     while True:
-        magic, count, _lock, _epoch, tag = REQUEST.unpack(await reader.readexactly(REQUEST.size))
+        magic, count, tag, _capability = REQUEST.unpack(await reader.readexactly(REQUEST.size))
         assert magic == REQUEST_MAGIC
         refs = list(SLOT_REF.iter_unpack(await reader.readexactly(count * SLOT_REF.size)))
         answer = b"".join(_group(arena, tag, refs, first, end, fault) for first, end in groups(refs))

@@ -59,7 +59,7 @@ class MoverTransport:
         arena = self._arena
         return MoverDescriptor(opened.incarnation, arena.epoch, arena.arena_bytes, opened.descriptor).pack(self.name)
 
-    def grant(self, lock: int, records: bytes, *, expires_s: float) -> None:
+    def grant(self, lock: int, records: bytes, *, expires_s: float, capability: bytes) -> None:
         """Nothing to do: readers see the arena itself."""
 
     def revoke(self, lock: int) -> None:

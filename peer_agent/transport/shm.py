@@ -66,7 +66,7 @@ class ShmTransport:
         fixed = _DESCRIPTOR.pack(DESCRIPTOR_VERSION, _boot_id(), device, inode, self._arena.arena_id, self._arena.epoch)
         return fixed + self._arena.path.encode()
 
-    def grant(self, lock: int, records: bytes, *, expires_s: float) -> None:
+    def grant(self, lock: int, records: bytes, *, expires_s: float, capability: bytes) -> None:
         """Nothing to do: the arena itself is what readers see."""
 
     def revoke(self, lock: int) -> None:

@@ -1,7 +1,7 @@
 """The plane that works everywhere: framed reads on connections of their own, served and received natively.
 
-Frames, their drawing and what the owner checks: csrc/wire.hpp, csrc/tcp_server.hpp. The wire carries lock, epoch, slot offset
-and generation, never an address; the owner maps them to memory under a live grant only.
+Frames, their drawing and what the owner checks: csrc/wire.hpp, csrc/tcp_server.hpp. The wire carries the lock's capability,
+slot offset and generation, never an address; the owner maps them to memory under a live grant only.
 
 Descriptor, little endian: u8 layout version | u8 zero | u16 port | u64 epoch | UTF-8 host. Version 1: plaintext. Version 2: the
 same, but all connections are TLS (csrc/tls.hpp), which a reader that knows only version 1 must not try.
@@ -88,10 +88,10 @@ class TcpTransport:
         fixed = DESCRIPTOR.pack(version, 0, self._server.port, self._arena.epoch)
         return fixed + self._advertise_host.encode()
 
-    def grant(self, lock: int, records: bytes, *, expires_s: float) -> None:
+    def grant(self, lock: int, records: bytes, *, expires_s: float, capability: bytes) -> None:
         if self._server is None:
             raise RuntimeError("export the tcp plane before granting reads of it")
-        self._server.grant(lock, records, int(expires_s * 1e9))
+        self._server.grant(capability, records)  # which names the lock and its end, too
 
     def revoke(self, lock: int) -> None:
         if self._server is not None:

@@ -16,10 +16,11 @@ import asyncio
 import time
 
 from peer_agent import _native
+from peer_agent.core.capability import CAPABILITY
 from peer_agent.memory.arena import Arena
 from peer_agent.transport.base import ReadList, ReadOutcome, ReadStatus
 from peer_agent.transport.movers import Movers
-from peer_agent.transport.outcomes import settled_now, uniform_outcome
+from peer_agent.transport.outcomes import check_shape, settled_now, uniform_outcome
 
 _ALL_LOST = bytes([ReadStatus.PEER_LOST])
 
@@ -65,6 +66,9 @@ class TcpPeer:
         until_s = time.monotonic() + deadline_s
         if len(blocks) == 0:
             return uniform_outcome(blocks, ReadStatus.OK)
+        if len(blocks.capability) != CAPABILITY.size:  # the owner gave none, or none that it would take: it would serve nothing
+            check_shape(blocks)
+            return uniform_outcome(blocks, ReadStatus.ABSENT)
         try:
             await _acquire(self._free, until_s=until_s)
         except TimeoutError:
@@ -101,7 +105,7 @@ class TcpPeer:
             return await self._movers.read(
                 lambda movers: movers.read_tcp(
                     connection,
-                    blocks.lock,
+                    blocks.capability,
                     blocks.epoch,
                     blocks.records,
                     blocks.namespace_digest,

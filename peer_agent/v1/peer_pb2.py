@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from kvdir.v1 import common_pb2 as kvdir_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18peer_agent/v1/peer.proto\x12\rpeer_agent.v1\x1a\x15kvdir/v1/common.proto\"Y\n\x0cHelloRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x06\x12\x12\n\ntransports\x18\x04 \x03(\t\"\x90\x01\n\rHelloResponse\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x06\x12\x31\n\ntransports\x18\x04 \x03(\x0b\x32\x1d.peer_agent.v1.TransportOffer\x12\x15\n\ragent_version\x18\x05 \x01(\t\"7\n\x0eTransportOffer\x12\x11\n\ttransport\x18\x01 \x01(\t\x12\x12\n\ndescriptor\x18\x02 \x01(\x0c\"\x9f\x01\n\x0bLockRequest\x12\x18\n\x10namespace_digest\x18\x01 \x01(\x0c\x12,\n\x0c\x66ingerprints\x18\x02 \x01(\x0b\x32\x16.kvdir.v1.Fingerprints\x12\x10\n\x08lease_ms\x18\x03 \x01(\r\x12\x16\n\x0e\x65xpected_epoch\x18\x04 \x01(\x06\x12\x0e\n\x06reader\x18\x05 \x01(\t\x12\x0e\n\x06unlock\x18\x06 \x03(\x06\"\x8b\x01\n\x0cLockResponse\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12\x0c\n\x04lock\x18\x03 \x01(\x06\x12\x10\n\x08lease_ms\x18\x04 \x01(\r\x12\x0e\n\x06\x62locks\x18\x05 \x01(\x0c\x12\x0f\n\x07present\x18\x06 \x01(\r\x12\x11\n\towner_seq\x18\x07 \x01(\x04\"X\n\rSampleRequest\x12\x12\n\nmax_blocks\x18\x01 \x01(\r\x12\x11\n\tmax_bytes\x18\x02 \x01(\x04\x12\x10\n\x08lease_ms\x18\x03 \x01(\r\x12\x0e\n\x06reader\x18\x04 \x01(\t\"\x9f\x01\n\x0eSampleResponse\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12\x18\n\x10namespace_digest\x18\x03 \x01(\x0c\x12,\n\x0c\x66ingerprints\x18\x04 \x01(\x0b\x32\x16.kvdir.v1.Fingerprints\x12\x0c\n\x04lock\x18\x05 \x01(\x06\x12\x0e\n\x06\x62locks\x18\x06 \x01(\x0c\"\x1e\n\rUnlockRequest\x12\r\n\x05locks\x18\x01 \x03(\x06\"!\n\x0eUnlockResponse\x12\x0f\n\x07unknown\x18\x01 \x01(\r\"+\n\x0bReadRequest\x12\x0c\n\x04lock\x18\x01 \x01(\x06\x12\x0e\n\x06\x62locks\x18\x02 \x01(\x0c\"X\n\tReadChunk\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x0e\n\x06header\x18\x02 \x01(\x0c\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\x12\x18\n\x10generation_after\x18\x04 \x01(\x04\x32\xd9\x02\n\x04Peer\x12\x42\n\x05Hello\x12\x1b.peer_agent.v1.HelloRequest\x1a\x1c.peer_agent.v1.HelloResponse\x12?\n\x04Lock\x12\x1a.peer_agent.v1.LockRequest\x1a\x1b.peer_agent.v1.LockResponse\x12\x45\n\x06Unlock\x12\x1c.peer_agent.v1.UnlockRequest\x1a\x1d.peer_agent.v1.UnlockResponse\x12\x45\n\x06Sample\x12\x1c.peer_agent.v1.SampleRequest\x1a\x1d.peer_agent.v1.SampleResponse\x12>\n\x04Read\x12\x1a.peer_agent.v1.ReadRequest\x1a\x18.peer_agent.v1.ReadChunk0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18peer_agent/v1/peer.proto\x12\rpeer_agent.v1\x1a\x15kvdir/v1/common.proto\"Y\n\x0cHelloRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x06\x12\x12\n\ntransports\x18\x04 \x03(\t\"\x90\x01\n\rHelloResponse\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x06\x12\x31\n\ntransports\x18\x04 \x03(\x0b\x32\x1d.peer_agent.v1.TransportOffer\x12\x15\n\ragent_version\x18\x05 \x01(\t\"7\n\x0eTransportOffer\x12\x11\n\ttransport\x18\x01 \x01(\t\x12\x12\n\ndescriptor\x18\x02 \x01(\x0c\"\x9f\x01\n\x0bLockRequest\x12\x18\n\x10namespace_digest\x18\x01 \x01(\x0c\x12,\n\x0c\x66ingerprints\x18\x02 \x01(\x0b\x32\x16.kvdir.v1.Fingerprints\x12\x10\n\x08lease_ms\x18\x03 \x01(\r\x12\x16\n\x0e\x65xpected_epoch\x18\x04 \x01(\x06\x12\x0e\n\x06reader\x18\x05 \x01(\t\x12\x0e\n\x06unlock\x18\x06 \x03(\x06\"\x9f\x01\n\x0cLockResponse\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12\x0c\n\x04lock\x18\x03 \x01(\x06\x12\x10\n\x08lease_ms\x18\x04 \x01(\r\x12\x0e\n\x06\x62locks\x18\x05 \x01(\x0c\x12\x0f\n\x07present\x18\x06 \x01(\r\x12\x11\n\towner_seq\x18\x07 \x01(\x04\x12\x12\n\ncapability\x18\x08 \x01(\x0c\"X\n\rSampleRequest\x12\x12\n\nmax_blocks\x18\x01 \x01(\r\x12\x11\n\tmax_bytes\x18\x02 \x01(\x04\x12\x10\n\x08lease_ms\x18\x03 \x01(\r\x12\x0e\n\x06reader\x18\x04 \x01(\t\"\xb3\x01\n\x0eSampleResponse\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12\x18\n\x10namespace_digest\x18\x03 \x01(\x0c\x12,\n\x0c\x66ingerprints\x18\x04 \x01(\x0b\x32\x16.kvdir.v1.Fingerprints\x12\x0c\n\x04lock\x18\x05 \x01(\x06\x12\x0e\n\x06\x62locks\x18\x06 \x01(\x0c\x12\x12\n\ncapability\x18\x07 \x01(\x0c\"\x1e\n\rUnlockRequest\x12\r\n\x05locks\x18\x01 \x03(\x06\"!\n\x0eUnlockResponse\x12\x0f\n\x07unknown\x18\x01 \x01(\r\"+\n\x0bReadRequest\x12\x0c\n\x04lock\x18\x01 \x01(\x06\x12\x0e\n\x06\x62locks\x18\x02 \x01(\x0c\"X\n\tReadChunk\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x0e\n\x06header\x18\x02 \x01(\x0c\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\x12\x18\n\x10generation_after\x18\x04 \x01(\x04\x32\xd9\x02\n\x04Peer\x12\x42\n\x05Hello\x12\x1b.peer_agent.v1.HelloRequest\x1a\x1c.peer_agent.v1.HelloResponse\x12?\n\x04Lock\x12\x1a.peer_agent.v1.LockRequest\x1a\x1b.peer_agent.v1.LockResponse\x12\x45\n\x06Unlock\x12\x1c.peer_agent.v1.UnlockRequest\x1a\x1d.peer_agent.v1.UnlockResponse\x12\x45\n\x06Sample\x12\x1c.peer_agent.v1.SampleRequest\x1a\x1d.peer_agent.v1.SampleResponse\x12>\n\x04Read\x12\x1a.peer_agent.v1.ReadRequest\x1a\x18.peer_agent.v1.ReadChunk0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,19 +41,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LOCKREQUEST']._serialized_start=362
   _globals['_LOCKREQUEST']._serialized_end=521
   _globals['_LOCKRESPONSE']._serialized_start=524
-  _globals['_LOCKRESPONSE']._serialized_end=663
-  _globals['_SAMPLEREQUEST']._serialized_start=665
-  _globals['_SAMPLEREQUEST']._serialized_end=753
-  _globals['_SAMPLERESPONSE']._serialized_start=756
-  _globals['_SAMPLERESPONSE']._serialized_end=915
-  _globals['_UNLOCKREQUEST']._serialized_start=917
-  _globals['_UNLOCKREQUEST']._serialized_end=947
-  _globals['_UNLOCKRESPONSE']._serialized_start=949
-  _globals['_UNLOCKRESPONSE']._serialized_end=982
-  _globals['_READREQUEST']._serialized_start=984
-  _globals['_READREQUEST']._serialized_end=1027
-  _globals['_READCHUNK']._serialized_start=1029
-  _globals['_READCHUNK']._serialized_end=1117
-  _globals['_PEER']._serialized_start=1120
-  _globals['_PEER']._serialized_end=1465
+  _globals['_LOCKRESPONSE']._serialized_end=683
+  _globals['_SAMPLEREQUEST']._serialized_start=685
+  _globals['_SAMPLEREQUEST']._serialized_end=773
+  _globals['_SAMPLERESPONSE']._serialized_start=776
+  _globals['_SAMPLERESPONSE']._serialized_end=955
+  _globals['_UNLOCKREQUEST']._serialized_start=957
+  _globals['_UNLOCKREQUEST']._serialized_end=987
+  _globals['_UNLOCKRESPONSE']._serialized_start=989
+  _globals['_UNLOCKRESPONSE']._serialized_end=1022
+  _globals['_READREQUEST']._serialized_start=1024
+  _globals['_READREQUEST']._serialized_end=1067
+  _globals['_READCHUNK']._serialized_start=1069
+  _globals['_READCHUNK']._serialized_end=1157
+  _globals['_PEER']._serialized_start=1160
+  _globals['_PEER']._serialized_end=1505
 # @@protoc_insertion_point(module_scope)

@@ -57,7 +57,7 @@ class LockRequest(_message.Message):
     def __init__(self, namespace_digest: _Optional[bytes] = ..., fingerprints: _Optional[_Union[_common_pb2.Fingerprints, _Mapping]] = ..., lease_ms: _Optional[int] = ..., expected_epoch: _Optional[int] = ..., reader: _Optional[str] = ..., unlock: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LockResponse(_message.Message):
-    __slots__ = ("protocol_version", "epoch", "lock", "lease_ms", "blocks", "present", "owner_seq")
+    __slots__ = ("protocol_version", "epoch", "lock", "lease_ms", "blocks", "present", "owner_seq", "capability")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     LOCK_FIELD_NUMBER: _ClassVar[int]
@@ -65,6 +65,7 @@ class LockResponse(_message.Message):
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     PRESENT_FIELD_NUMBER: _ClassVar[int]
     OWNER_SEQ_FIELD_NUMBER: _ClassVar[int]
+    CAPABILITY_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     epoch: int
     lock: int
@@ -72,7 +73,8 @@ class LockResponse(_message.Message):
     blocks: bytes
     present: int
     owner_seq: int
-    def __init__(self, protocol_version: _Optional[int] = ..., epoch: _Optional[int] = ..., lock: _Optional[int] = ..., lease_ms: _Optional[int] = ..., blocks: _Optional[bytes] = ..., present: _Optional[int] = ..., owner_seq: _Optional[int] = ...) -> None: ...
+    capability: bytes
+    def __init__(self, protocol_version: _Optional[int] = ..., epoch: _Optional[int] = ..., lock: _Optional[int] = ..., lease_ms: _Optional[int] = ..., blocks: _Optional[bytes] = ..., present: _Optional[int] = ..., owner_seq: _Optional[int] = ..., capability: _Optional[bytes] = ...) -> None: ...
 
 class SampleRequest(_message.Message):
     __slots__ = ("max_blocks", "max_bytes", "lease_ms", "reader")
@@ -87,20 +89,22 @@ class SampleRequest(_message.Message):
     def __init__(self, max_blocks: _Optional[int] = ..., max_bytes: _Optional[int] = ..., lease_ms: _Optional[int] = ..., reader: _Optional[str] = ...) -> None: ...
 
 class SampleResponse(_message.Message):
-    __slots__ = ("protocol_version", "epoch", "namespace_digest", "fingerprints", "lock", "blocks")
+    __slots__ = ("protocol_version", "epoch", "namespace_digest", "fingerprints", "lock", "blocks", "capability")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINTS_FIELD_NUMBER: _ClassVar[int]
     LOCK_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CAPABILITY_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     epoch: int
     namespace_digest: bytes
     fingerprints: _common_pb2.Fingerprints
     lock: int
     blocks: bytes
-    def __init__(self, protocol_version: _Optional[int] = ..., epoch: _Optional[int] = ..., namespace_digest: _Optional[bytes] = ..., fingerprints: _Optional[_Union[_common_pb2.Fingerprints, _Mapping]] = ..., lock: _Optional[int] = ..., blocks: _Optional[bytes] = ...) -> None: ...
+    capability: bytes
+    def __init__(self, protocol_version: _Optional[int] = ..., epoch: _Optional[int] = ..., namespace_digest: _Optional[bytes] = ..., fingerprints: _Optional[_Union[_common_pb2.Fingerprints, _Mapping]] = ..., lock: _Optional[int] = ..., blocks: _Optional[bytes] = ..., capability: _Optional[bytes] = ...) -> None: ...
 
 class UnlockRequest(_message.Message):
     __slots__ = ("locks",)

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peer_agent import _native
+from peer_agent.core import capability
 from peer_agent.memory import layout
 from peer_agent.memory.layout import SizeClass, Superblock, lay_out, pack_superblock, stride_bytes, unpack_superblock
 from peer_agent.transport import faulty_owner
@@ -43,6 +44,7 @@ def _constant(file: str, name: str) -> int:
         ("wire.hpp", "kRequestMagic", faulty_owner.REQUEST_MAGIC),
         ("wire.hpp", "kGroupMagic", faulty_owner.GROUP_MAGIC),
         ("wire.hpp", "kVersion", faulty_owner.VERSION),
+        ("wire.hpp", "kCapabilityVersion", capability.CAPABILITY_VERSION),
         ("wire.hpp", "kMaxRequestBlocks", faulty_owner.MAX_REQUEST_BLOCKS),
         ("wire.hpp", "kGroupBlocks", faulty_owner.GROUP_BLOCKS),
         ("wire.hpp", "kGroupBytes", faulty_owner.GROUP_BYTES),

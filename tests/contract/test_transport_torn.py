@@ -22,6 +22,7 @@ import pytest
 
 from kvdir.testing.certificates import shared_certificates
 from peer_agent import _native
+from peer_agent.core.capability import KEY_BYTES, CapabilityMint
 from peer_agent.memory.arena import Arena
 from peer_agent.memory.layout import HEADER_BYTES, SizeClass
 from peer_agent.transport.base import ReadList, ReadStatus
@@ -167,11 +168,14 @@ def read_tcp(owner: Arena, reader: Arena, *, check: bool, secured: bool = False,
     server = _native.TcpServer(owner.region, 1, "127.0.0.1", 0, tls=tls)
     connection = _native.TcpConnection("127.0.0.1", server.port, time.monotonic_ns() + 10**10, tls=tls)
 
+    mint = CapabilityMint(bytes(KEY_BYTES), epoch=1)
+
     def read(records: bytes) -> bytes:
         deadline_ns = time.monotonic_ns() + 10**10
-        server.grant(1, records, deadline_ns)
+        shown = mint.capability(1, records, reader="", expires_s=deadline_ns / 1e9)
+        server.grant(shown, records)
         arguments = (records, DIGEST, FINGERPRINT * count, 8, reader.region, offsets(reader), check, deadline_ns)
-        return connection.read(1, 1, *arguments)
+        return connection.read(shown, 1, *arguments)
 
     try:
         return read_until_done(read, owner, reader, block_reads=block_reads)

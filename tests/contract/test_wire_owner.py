@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,13 +14,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from peer_agent import _native
+from peer_agent.core.capability import CapabilityMint
 from peer_agent.memory.arena import Arena
 from peer_agent.memory.layout import HEADER_BYTES, SizeClass
 from peer_agent.transport.base import BLOCK_RECORD_BYTES, ReadStatus
+from peer_agent.transport.check_rig import KEY
 from peer_agent.transport.check_wire import (
     BLOCK,
     DIGEST,
     EPOCH,
+    EXPIRES_S,
     GOOD_HELLO,
     LOCK,
     PATIENCE_S,
@@ -27,7 +31,7 @@ from peer_agent.transport.check_wire import (
     SLOTS,
     Bed,
     answer_of,
-    deadline,
+    capability,
     receive,
     wait_until,
 )
@@ -60,9 +64,9 @@ def bed(tmp_path: Path) -> Iterator[Bed]:
         HELLO.pack(REQUEST_MAGIC, VERSION, 0, 0),
         GOOD_HELLO + b"nonsense" * 4,
         GOOD_HELLO + HELLO.pack(HELLO_MAGIC, VERSION, 0, 0),
-        GOOD_HELLO + REQUEST.pack(REQUEST_MAGIC, 0, LOCK, EPOCH, 1),
-        GOOD_HELLO + REQUEST.pack(REQUEST_MAGIC, MAX_REQUEST_BLOCKS + 1, LOCK, EPOCH, 1),
-        GOOD_HELLO + REQUEST.pack(REQUEST_MAGIC, 0xFFFFFFFF, LOCK, EPOCH, 1),
+        GOOD_HELLO + REQUEST.pack(REQUEST_MAGIC, 0, 1, bytes(64)),
+        GOOD_HELLO + REQUEST.pack(REQUEST_MAGIC, MAX_REQUEST_BLOCKS + 1, 1, bytes(64)),
+        GOOD_HELLO + REQUEST.pack(REQUEST_MAGIC, 0xFFFFFFFF, 1, bytes(64)),
         HELLO.pack(HELLO_MAGIC, VERSION + 1, 0, 0),
     ],
     ids=["http", "zeros", "other-magic", "noise", "second-hello", "no-blocks", "one-too-many", "huge", "version"],
@@ -154,6 +158,54 @@ def test_server_survives_when_it_is_sent_noise(bed: Bed, noise: bytes, greet: bo
     bed.still_serves()
 
 
+EXPIRED = capability(LOCK + 1, b"", expires_s=time.monotonic() - 1)
+
+
+@pytest.mark.parametrize(
+    ("shown", "status", "reason"),
+    [
+        (bytes(64), ReadStatus.ABSENT, "malformed"),
+        (b"\xff" * 64, ReadStatus.ABSENT, "malformed"),
+        (CapabilityMint(KEY, epoch=EPOCH - 1).capability(LOCK, b"", reader="", expires_s=1e6), ReadStatus.STALE, "epoch"),
+        (EXPIRED, ReadStatus.ABSENT, "expired"),
+        (capability(LOCK + 1, b""), ReadStatus.ABSENT, "ended"),
+        (capability(LOCK, b"other blocks"), ReadStatus.ABSENT, "forged"),
+        (CapabilityMint(bytes(32), epoch=EPOCH).capability(LOCK, b"", reader="", expires_s=1e6), ReadStatus.ABSENT, "forged"),
+    ],
+    ids=["zeros", "ones", "epoch", "expired", "ended", "blocks", "key"],
+)
+def test_request_is_served_nothing_and_counted_by_reason_when_its_capability_is_not_the_grants(
+    bed: Bed, shown: bytes, status: ReadStatus, reason: str
+) -> None:
+    with bed.dial() as sock:
+        sock.sendall(GOOD_HELLO + bed.request(bed.refs, shown=shown) + bed.request([bed.refs[0]], tag=2))
+        receive(sock, HELLO.size)
+        assert GROUP.unpack(receive(sock, GROUP.size)) == (GROUP_MAGIC, 1, 0, SLOTS)
+        assert receive(sock, 16)[:SLOTS] == bytes([status] * SLOTS)
+        assert answer_of(sock, 2, 1) == [PAYLOADS[0]], "the connection goes on, and who shows the right one is served"
+    counted = {name: count for name, count in bed.server.stats().items() if name.startswith("capability_") and count}
+    assert counted == {f"capability_{reason}": 1}
+
+
+def test_capability_ends_with_its_lock_when_it_is_shown_again(bed: Bed) -> None:
+    """Replay: as often as one likes while the lock lives, never after Unlock, nor under a later lock of the same number."""
+    connection = bed.connect()
+    assert [bed.read(connection) for _ in range(3)] == [bytes(SLOTS)] * 3
+    bed.server.revoke(LOCK)
+    assert bed.read(connection) == bytes([ReadStatus.ABSENT] * SLOTS)
+    bed.server.grant(capability(LOCK, bed.records, expires_s=EXPIRES_S + 1), bed.records)
+    assert bed.read(connection) == bytes([ReadStatus.ABSENT] * SLOTS)
+    stats = bed.server.stats()
+    assert (stats["capability_ended"], stats["capability_forged"]) == (1, 1)
+
+
+def test_grant_is_refused_when_its_capability_is_not_of_this_owner(bed: Bed) -> None:
+    other = CapabilityMint(KEY, epoch=EPOCH + 1).capability(9, bed.records, reader="", expires_s=1e6)
+    for wrong in (other, bytes(64), other[:-1], b""):
+        with pytest.raises(ValueError, match=r"another epoch or version|a capability of"):
+            bed.server.grant(wrong, bed.records)
+
+
 def test_port_in_use_is_named_when_listening(bed: Bed) -> None:
     with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1 port {bed.server.port}: .*; choose another port"):
         _native.TcpServer(bed.owner.region, EPOCH, "127.0.0.1", bed.server.port)
@@ -186,7 +238,7 @@ def test_slow_reader_hurts_only_itself_when_it_takes_nothing(bed: Bed) -> None:
 def test_grant_is_refused_when_it_names_other_memory(bed: Bed) -> None:
     for offset, length in ((0, 10), (bed.refs[0][0] + 128, 10), (bed.refs[0][0], BLOCK + 1), (1 << 50, 1)):
         with pytest.raises(ValueError, match=r"no slot begins|do not fit"):
-            bed.server.grant(9, struct.pack("<QQQII", offset, 2, 0, length, 1), deadline())
+            bed.server.grant(capability(9, b""), struct.pack("<QQQII", offset, 2, 0, length, 1))
 
 
 def test_closed_server_answers_nobody_and_close_is_idempotent(bed: Bed) -> None:
@@ -196,7 +248,7 @@ def test_closed_server_answers_nobody_and_close_is_idempotent(bed: Bed) -> None:
     assert bed.read(connection) == bytes([ReadStatus.PEER_LOST] * SLOTS)
     with pytest.raises(ConnectionError):
         bed.connect()
-    bed.server.grant(LOCK, bed.records, deadline())
+    bed.server.grant(capability(LOCK, bed.records), bed.records)
     bed.server.revoke(LOCK)
     assert bed.server.stats()["connections"] == 0
 
@@ -214,10 +266,11 @@ def test_revoked_grant_stops_an_answer_when_it_is_under_way(tmp_path: Path) -> N
         records = _native.commit(owner.region, offsets, DIGEST, b"f" * 8 * slots, 8, block, None)
         _native.begin_write(reader.region, offsets)
         server = _native.TcpServer(owner.region, EPOCH, "127.0.0.1", 0)
-        server.grant(LOCK, records, deadline())
+        shown = capability(LOCK, records)
+        server.grant(shown, records)
         with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as sock:
             refs = b"".join(SLOT_REF.pack(r[0], r[1], r[3]) for r in struct.iter_unpack("<QQQII", records))
-            sock.sendall(GOOD_HELLO + REQUEST.pack(REQUEST_MAGIC, slots, LOCK, EPOCH, 1) + refs)
+            sock.sendall(GOOD_HELLO + REQUEST.pack(REQUEST_MAGIC, slots, 1, shown) + refs)
             receive(sock, HELLO.size)
             server.revoke(LOCK)
             served = 0
@@ -236,9 +289,10 @@ def test_revoked_grant_stops_an_answer_when_it_is_under_way(tmp_path: Path) -> N
 @given(st.data())
 def test_owner_sends_nothing_that_the_lock_does_not_cover_whatever_is_asked(bed: Bed, data: st.DataObject) -> None:
     """Half of the slots are under the lock. Whatever requests say, cut, flipped or made up: no byte of the other half."""
-    lock = 0xF0F0F0F0F0F0F0F0  # no few flips make it LOCK
     half = SLOTS // 2
-    bed.server.grant(lock, bed.records[: half * BLOCK_RECORD_BYTES], deadline(600))
+    records = bed.records[: half * BLOCK_RECORD_BYTES]
+    shown = capability(LOCK + 1, records)
+    bed.server.grant(shown, records)
     number = st.one_of(st.integers(0, 2**64 - 1), st.sampled_from([ref[0] for ref in bed.refs]))
     refs = data.draw(
         st.lists(
@@ -250,7 +304,8 @@ def test_owner_sends_nothing_that_the_lock_does_not_cover_whatever_is_asked(bed:
             max_size=12,
         )
     )
-    request = bytearray(bed.request(refs, lock=data.draw(st.sampled_from([lock, lock, lock + 1]))))
+    never = capability(LOCK + 2, records)
+    request = bytearray(bed.request(refs, shown=data.draw(st.sampled_from([shown, shown, never]))))
     for _ in range(data.draw(st.integers(0, 3), label="flips")):
         request[data.draw(st.integers(0, len(request) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     with bed.dial() as sock:

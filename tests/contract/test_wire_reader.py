@@ -80,7 +80,7 @@ def test_reader_reads_everything_when_the_answer_is_unaltered(bed: Bed, liar: Li
     ("hello", "reason"),
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\nxxxxx", "wrong magic"),
-        (HELLO.pack(HELLO_MAGIC, 9, EPOCH, 1), "speaks version 9 .* we speak 1; upgrade"),
+        (HELLO.pack(HELLO_MAGIC, 9, EPOCH, 1), "speaks version 9 .* we speak 2; upgrade"),
         (b"short", "without a hello"),
     ],
 )
@@ -129,7 +129,9 @@ def test_read_ends_at_once_when_another_thread_closes_the_connection() -> None:
         region = _region()
         record = struct.pack("<QQQII", 4096, 2, 0, 10, 1)
         begun = time.monotonic()
-        statuses = connection.read(1, EPOCH, record, DIGEST, b"f" * 8, 8, region, struct.pack("<Q", 4096), True, deadline(60))
+        statuses = connection.read(
+            bytes(64), EPOCH, record, DIGEST, b"f" * 8, 8, region, struct.pack("<Q", 4096), True, deadline(60)
+        )
         assert (statuses, connection.broken) == (bytes([ReadStatus.PEER_LOST]), True)
         assert time.monotonic() - begun < PATIENCE_S
         thread.join(PATIENCE_S)

@@ -113,7 +113,7 @@ async def test_blocks_shorter_than_their_slots_are_read_when_they_lie_on_no_grid
             write(rig.owner_arena, offsets[i * 8 : i * 8 + 8], rig.digest, fingerprints[i * WIDTH : (i + 1) * WIDTH], [payload])
             for i, payload in enumerate(payloads)
         )
-        rig.owner.grant(LOCK, records, expires_s=time.monotonic() + 60)
+        rig.grant(LOCK, records)
         blocks = rig.request(Stored((0, 1, 2), records, fingerprints, tuple(payloads)))
         outcome = await (await rig.connect()).read(blocks, deadline_s=DEADLINE_S)
         assert list(outcome.statuses) == [OK] * 3

@@ -150,9 +150,11 @@ async def garbage_descriptor(bed: Bed, number: int) -> None:
 # ---- failures of tcp ----
 
 
-async def wrong_lock(bed: Bed, number: int) -> None:
+async def wrong_capability(bed: Bed, number: int) -> None:
     async with bed.connected() as connection:
-        assert await bed.read(connection, replace(bed.request(), lock=LOCK + 2 + number)) == {ABSENT}
+        forged = bytearray(bed.request().capability)
+        forged[32 + number % 32] ^= 1
+        assert await bed.read(connection, replace(bed.request(), capability=bytes(forged))) == {ABSENT}
 
 
 async def closed_port(bed: Bed, _: int) -> None:
@@ -210,7 +212,7 @@ EVERY_PLANE = (
     cancelled_in_the_middle, no_time_left, garbage_descriptor,
 )  # fmt: skip
 OF_TCP = (
-    wrong_lock, closed_port, silence, reset_in_the_middle,
+    wrong_capability, closed_port, silence, reset_in_the_middle,
     faulty(Fault.CLOSING, OK, PEER_LOST), faulty(Fault.WRONG_BYTES, CORRUPT), faulty(Fault.WRONG_HEADER, STALE, CORRUPT),
     faulty(Fault.TORN, TORN), faulty(Fault.GARBAGE, PEER_LOST),
 )  # fmt: skip

@@ -44,9 +44,11 @@ async def main(path, epoch, block, slots, port):
     arena = Arena.create(path, [SizeClass(b"faults".ljust(32, b"."), block, slots)], epoch=epoch)
     shm, tcp = ShmTransport(arena), TcpTransport(arena, port=port)
     descriptors = {"shm": (await shm.export()).hex(), "tcp": (await tcp.export()).hex()}
-    stored = Rig(tcp, arena, tcp, arena, seed=random.Random(epoch)).store(range(slots))
+    rig = Rig(tcp, arena, tcp, arena, seed=random.Random(epoch))
+    stored = rig.store(range(slots))
     print(json.dumps({"descriptors": descriptors, "records": stored.records.hex(),
-                      "fingerprints": stored.fingerprints.hex(), "port": tcp._server.port}), flush=True)
+                      "fingerprints": stored.fingerprints.hex(), "port": tcp._server.port,
+                      "capability": rig.capabilities[7].hex()}), flush=True)
     await asyncio.to_thread(sys.stdin.read)  # until the test closes it
     await tcp.close()
     await shm.close()
@@ -69,11 +71,12 @@ class Owner:
         self.descriptors = {name: bytes.fromhex(value) for name, value in said["descriptors"].items()}
         self.records = bytes.fromhex(said["records"])
         self.fingerprints = bytes.fromhex(said["fingerprints"])
+        self.capability = bytes.fromhex(said["capability"])
 
     def request(self, reader: Arena) -> ReadList:
         destinations = pack([reader.classes[0].offset(slot) for slot in range(SLOTS)])
         _native.begin_write(reader.region, destinations)
-        return ReadList(LOCK, self.epoch, DIGEST, self.fingerprints, WIDTH, self.records, destinations)
+        return ReadList(LOCK, self.epoch, DIGEST, self.fingerprints, WIDTH, self.records, destinations, self.capability)
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)

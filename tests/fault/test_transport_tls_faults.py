@@ -40,8 +40,10 @@ async def main(path, certificate, key, ca):
     with Arena.create(path, [SizeClass(b"tls faults".ljust(32, b"."), 1 << 20, 32)], epoch=7) as arena:
         tcp = TcpTransport(arena, tls=plane_credentials(TlsFiles(certificate, key, ca)))
         descriptor = await tcp.export()
-        stored = Rig(tcp, arena, tcp, arena).store(range(32))
-        print(json.dumps([descriptor.hex(), stored.records.hex(), stored.fingerprints.hex()]), flush=True)
+        rig = Rig(tcp, arena, tcp, arena)
+        stored = rig.store(range(32))
+        told = (descriptor, stored.records, stored.fingerprints, rig.capabilities[7])
+        print(json.dumps([part.hex() for part in told]), flush=True)
         await asyncio.to_thread(sys.stdin.read)  # until the test ends this process
         await tcp.close()
 
@@ -57,12 +59,13 @@ class Owner:
         command = [sys.executable, "-c", OWNER, str(path), files.certificate, files.key, files.ca]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2])
         assert self.process.stdout is not None
-        self.descriptor, self.records, self.fingerprints = map(bytes.fromhex, json.loads(self.process.stdout.readline()))
+        told = map(bytes.fromhex, json.loads(self.process.stdout.readline()))
+        self.descriptor, self.records, self.fingerprints, self.capability = told
 
     def request(self, reader: Arena) -> ReadList:
         destinations = pack([reader.classes[0].offset(slot) for slot in range(SLOTS)])
         _native.begin_write(reader.region, destinations)
-        return ReadList(LOCK, 7, DIGEST, self.fingerprints, WIDTH, self.records, destinations)
+        return ReadList(LOCK, 7, DIGEST, self.fingerprints, WIDTH, self.records, destinations, self.capability)
 
     def end(self) -> None:
         self.process.kill()

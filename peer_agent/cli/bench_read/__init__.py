@@ -105,7 +105,7 @@ class _Bench:
                 present = [subject for subject in subjects if subject.name not in self.left_out]
                 await self._prepare(present, cell, owner)
                 samples = await time_cell(
-                    Requests(cell, offer.content[cell.block_bytes], reader),
+                    Requests(cell, offer.content[cell.block_bytes], reader, capability=offer.capability),
                     [subject for subject in present if subject.name not in self.left_out],
                     owner,
                     seconds=self.options.seconds_per_cell,

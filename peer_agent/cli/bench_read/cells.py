@@ -136,7 +136,7 @@ class Request:
     blocks: ReadList
 
 
-def request(cell: Cell, slots: Sequence[int], content: Content, destinations: bytes) -> Request:
+def request(cell: Cell, slots: Sequence[int], content: Content, destinations: bytes, capability: bytes) -> Request:
     fingerprints, records, width = content.fingerprints, content.records, BLOCK_RECORD_BYTES
     blocks = ReadList(
         lock=LOCK,
@@ -146,5 +146,6 @@ def request(cell: Cell, slots: Sequence[int], content: Content, destinations: by
         width=WIDTH,
         records=b"".join(records[i * width : (i + 1) * width] for i in slots),
         destinations=destinations,
+        capability=capability,
     )
     return Request(cell, slots, blocks)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import multiprocessing
 import os
+import secrets
 import socket
 import struct
 import time
@@ -19,6 +20,7 @@ from kvdir.errors import KvdirError
 from peer_agent import _native
 from peer_agent.cli.bench_read.cells import LOCK, OWNER_EPOCH, Content, Grid, fill
 from peer_agent.cli.bench_read.planes import PlaneSetup, mover_pids, open_planes, reason
+from peer_agent.core.capability import KEY_BYTES, CapabilityMint
 from peer_agent.memory.arena import Arena
 
 DEADLINE_S = 30.0
@@ -45,6 +47,7 @@ class Offer:
     planes: dict[str, OfferedPlane]
     left_out: dict[str, str]
     raw_port: int
+    capability: bytes
     content: dict[int, Content]
 
 
@@ -88,6 +91,9 @@ async def _serve(pipe: Pipe, arena: Arena, planes: tuple[str, ...], setup: Plane
     content = fill(arena)
     transports, left_out = open_planes(planes, arena, setup)
     records = b"".join(part.records for part in content.values())
+    expires_s = time.monotonic() + 3600
+    mint = CapabilityMint(secrets.token_bytes(KEY_BYTES), epoch=OWNER_EPOCH)
+    capability = mint.capability(LOCK, records, reader="bench", expires_s=expires_s)
     offered: dict[str, OfferedPlane] = {}
     for name, transport in transports.items():
         try:
@@ -95,10 +101,10 @@ async def _serve(pipe: Pipe, arena: Arena, planes: tuple[str, ...], setup: Plane
         except KvdirError as error:
             left_out[name] = reason(error)
             continue
-        transport.grant(LOCK, records, expires_s=time.monotonic() + 3600)
+        transport.grant(LOCK, records, expires_s=expires_s, capability=capability)
         offered[name] = OfferedPlane(descriptor, (os.getpid(), *mover_pids(transport)))
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        pipe.send(Offer(os.getpid(), arena.path, offered, left_out, listener.getsockname()[1], content))
+        pipe.send(Offer(os.getpid(), arena.path, offered, left_out, listener.getsockname()[1], capability, content))
         raw = asyncio.create_task(asyncio.to_thread(_serve_raw, listener, arena))
         await asyncio.to_thread(_wait_until_closed, pipe)
         listener.shutdown(socket.SHUT_RDWR)  # an accept that nobody came for ends, too

@@ -36,7 +36,8 @@ class Samples:
 class Requests:
     """Random requests of a cell."""
 
-    def __init__(self, cell: Cell, content: Content, reader: Arena) -> None:
+    def __init__(self, cell: Cell, content: Content, reader: Arena, *, capability: bytes) -> None:
+        self._capability = capability
         self._cell = cell
         self._content = content
         self._random = random.Random(cell.read_bytes)
@@ -44,7 +45,7 @@ class Requests:
 
     def next(self) -> Request:
         slots = self._random.sample(range(self._cell.slots), self._cell.blocks)
-        return request(self._cell, slots, self._content, self._destinations)
+        return request(self._cell, slots, self._content, self._destinations, self._capability)
 
 
 async def time_cell(

@@ -9,6 +9,14 @@
 #include "check.hpp"
 #include "copy.hpp"
 #include "slot.hpp"
+#include "wire.hpp"
+
+// A capability as an owner would make it; the tag is as good as any.
+inline kvdir::wire::Capability capability_for(uint64_t lock, uint64_t epoch, uint64_t expires_ns = UINT64_MAX) {
+    kvdir::wire::Capability made{kvdir::wire::kCapabilityVersion, {}, lock, epoch, expires_ns, {}};
+    for (size_t i = 0; i < sizeof made.tag; ++i) made.tag[i] = static_cast<uint8_t>(lock * 31 + i * 7 + 1);
+    return made;
+}
 
 struct Arena {
     static constexpr uint32_t kWidth = 16;

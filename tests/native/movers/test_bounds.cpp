@@ -60,7 +60,7 @@ std::vector<uint8_t> hello() {
 // As many blocks as one request may have, of any kind.
 std::vector<uint8_t> longest_request(const std::vector<Record>& records) {
     std::vector<uint8_t> data;
-    append(data, wire::Request{wire::kRequestMagic, wire::kMaxRequestBlocks, below(2), kEpoch, 1, 0});
+    append(data, wire::Request{wire::kRequestMagic, wire::kMaxRequestBlocks, 1, 0, capability_for(below(2), kEpoch)});
     for (uint32_t i = 0; i < wire::kMaxRequestBlocks; ++i) {
         const Record& record = records[below(records.size())];
         append(data, wire::SlotRef{record.offset + 128 * below(2), record.generation + below(2), record.length, 0});
@@ -99,7 +99,7 @@ TEST(a_connection_makes_the_owner_hold_no_more_than_its_bound_whatever_is_sent) 
     std::vector<Fd> peers;
     std::vector<size_t> at(kConnections, 0);
     TcpServer server(owner.region, kEpoch, kHost, 0, kConnections);
-    server.grant(1, content.records.data(), content.records.size(), soon(600000));
+    server.grant(capability_for(1, kEpoch), content.records.data(), content.records.size());
     for (size_t i = 0; i < kConnections; ++i) peers.push_back(dial(server.port()));
     const size_t before = live;
     peak = before;
@@ -144,7 +144,7 @@ TEST(a_read_holds_no_more_than_its_bound_whatever_the_owner_answers) {
         TcpClient client(kHost, port, soon());
         const size_t before = live;
         peak = before;
-        client.read({1, kEpoch, content.records.data(), content.blocks(), to.data(), true, soon()}, statuses.data());
+        client.read({capability_for(1, kEpoch), kEpoch, content.records.data(), content.blocks(), to.data(), true, soon()}, statuses.data());
         CHECK(peak - before <= kReadingBytes + kBlocks * kReadingBytesPerBlock);
         for (const uint8_t status : statuses) CHECK(status != OK);
     }

@@ -26,13 +26,13 @@ struct Bed {
     Bed(uint64_t block_bytes, uint64_t slots)
         : owner(block_bytes, slots), reader(block_bytes, slots), content(owner.fill()), server(owner.region, kEpoch, kHost, 0, 32) {
         reader.reserve();
-        server.grant(1, content.records.data(), content.records.size(), soon(600000));
+        server.grant(capability_for(1, kEpoch), content.records.data(), content.records.size());
     }
 
     std::vector<uint8_t> read(TcpClient& client, const std::vector<Record>& records, bool check = true, uint64_t lock = 1) {
         const auto to = reader.destinations(records);
         std::vector<uint8_t> statuses(records.size(), 255);
-        client.read({lock, kEpoch, records.data(), content.blocks(), to.data(), check, soon()}, statuses.data());
+        client.read({capability_for(lock, kEpoch), kEpoch, records.data(), content.blocks(), to.data(), check, soon()}, statuses.data());
         for (size_t i = 0; i < records.size(); ++i) {
             CHECK(statuses[i] <= PEER_LOST);
             if (statuses[i] == OK) CHECK(owner.same_payload(i, reader));
@@ -90,7 +90,7 @@ std::vector<uint8_t> hello() {
 
 std::vector<uint8_t> request(const std::vector<Record>& records) {
     std::vector<uint8_t> data;
-    append(data, wire::Request{wire::kRequestMagic, static_cast<uint32_t>(records.size()), 1, kEpoch, 1, 0});
+    append(data, wire::Request{wire::kRequestMagic, static_cast<uint32_t>(records.size()), 1, 0, capability_for(1, kEpoch)});
     for (const Record& record : records) append(data, wire::SlotRef{record.offset, record.generation, record.length, 0});
     return data;
 }
@@ -195,7 +195,7 @@ TEST(grants_come_and_go_while_blocks_are_read) {
     std::thread owner([&] {
         while (!done.load()) {
             bed.server.revoke(2);
-            bed.server.grant(2, bed.content.records.data(), bed.content.records.size(), soon());
+            bed.server.grant(capability_for(2, kEpoch), bed.content.records.data(), bed.content.records.size());
             const uint64_t next = bed.server.stats().reads + below(3);  // grants last for 0 to 2 answers
             while (!done.load() && bed.server.stats().reads < next) std::this_thread::yield();
         }
@@ -210,7 +210,8 @@ TEST(grants_come_and_go_while_blocks_are_read) {
             TcpClient client(kHost, bed.server.port(), soon());
             for (int round = 0; round < 60; ++round) {
                 std::vector<uint8_t> statuses(64);
-                client.read({2, kEpoch, bed.content.records.data(), bed.content.blocks(), to.data(), true, soon()}, statuses.data());
+                client.read({capability_for(2, kEpoch), kEpoch, bed.content.records.data(), bed.content.blocks(), to.data(), true, soon()},
+                            statuses.data());
                 for (uint64_t i = 0; i < 64; ++i) {
                     CHECK(statuses[i] == OK || statuses[i] == ABSENT);
                     if (statuses[i] == OK) CHECK(bed.owner.same_payload(i, mine));
@@ -246,9 +247,9 @@ TEST(epochs_deadlines_and_broken_connections_are_statuses) {
     CHECK(client.epoch() == kEpoch);
     const auto to = bed.reader.destinations(bed.content.records);
     std::vector<uint8_t> statuses(4);
-    client.read({1, kEpoch + 1, bed.content.records.data(), bed.content.blocks(), to.data(), true, soon()}, statuses.data());
+    client.read({capability_for(1, kEpoch), kEpoch + 1, bed.content.records.data(), bed.content.blocks(), to.data(), true, soon()}, statuses.data());
     CHECK(statuses == std::vector<uint8_t>(4, STALE));
-    client.read({1, kEpoch, bed.content.records.data(), bed.content.blocks(), to.data(), true, 1}, statuses.data());
+    client.read({capability_for(1, kEpoch), kEpoch, bed.content.records.data(), bed.content.blocks(), to.data(), true, 1}, statuses.data());
     CHECK(statuses == std::vector<uint8_t>(4, LATE) && !client.broken());
     CHECK(bed.read(client, bed.content.records) == std::vector<uint8_t>(4, OK));
     client.close();
@@ -274,7 +275,7 @@ TEST(connections_that_keep_still_are_closed) {
     Arena owner(1 << 20, 16);
     const Arena::Content content = owner.fill();
     TcpServer server(owner.region, kEpoch, kHost, 0, 8, {100 * kMs, 100 * kMs, 100 * kMs, 100 * kMs, 10});
-    server.grant(1, content.records.data(), content.records.size(), soon());
+    server.grant(capability_for(1, kEpoch), content.records.data(), content.records.size());
     const Fd silent = dial(server.port());
     expect_connections(server, 1);
     expect_connections(server, 0);
@@ -309,7 +310,7 @@ TEST(connections_that_keep_still_are_closed) {
 TEST(the_longest_idle_connection_gives_way_when_there_are_too_many) {
     Bed bed(1000, 4);
     TcpServer server(bed.owner.region, kEpoch, kHost, 0, 2, {soon(), soon(), soon(), 1 * kMs, 10});
-    server.grant(1, bed.content.records.data(), bed.content.records.size(), soon());
+    server.grant(capability_for(1, kEpoch), bed.content.records.data(), bed.content.records.size());
     TcpClient first(kHost, server.port(), soon()), second(kHost, server.port(), soon());
     CHECK(bed.read(first, bed.content.records) == std::vector<uint8_t>(4, OK));
     const uint64_t until = now_ns() + 2 * kMs;
@@ -333,7 +334,8 @@ TEST(reads_of_one_connection_take_turns) {
             const auto to = mine.destinations(bed.content.records);
             for (int round = 0; round < 20; ++round) {
                 std::vector<uint8_t> statuses(32, 255);
-                client.read({1, kEpoch, bed.content.records.data(), bed.content.blocks(), to.data(), true, soon()}, statuses.data());
+                client.read({capability_for(1, kEpoch), kEpoch, bed.content.records.data(), bed.content.blocks(), to.data(), true, soon()},
+                            statuses.data());
                 for (uint64_t i = 0; i < 32; ++i) CHECK(statuses[i] == OK && bed.owner.same_payload(i, mine));
             }
         });
@@ -345,7 +347,7 @@ TEST(reads_that_were_begun_go_on_in_another_thread_or_break_the_connection) {
     TcpClient client(kHost, bed.server.port(), soon());
     const auto to = bed.reader.destinations(bed.content.records);
     std::vector<uint8_t> statuses(32, 255), late(32, 255);
-    const ReadJob job{1, kEpoch, bed.content.records.data(), bed.content.blocks(), to.data(), true, soon()};
+    const ReadJob job{capability_for(1, kEpoch), kEpoch, bed.content.records.data(), bed.content.blocks(), to.data(), true, soon()};
     auto reading = client.try_read(job, statuses.data());
     CHECK(reading != nullptr && reading->begin() == Need::READ);
     CHECK(client.try_read(job, late.data()) == nullptr);  // busy
