@@ -83,7 +83,7 @@ PyObject* server_stats(PyObject* self, PyObject*) {
     return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsKsKsKsK}", "connections", stats.connections.load(), "reads", stats.reads.load(), "blocks",
                          stats.blocks.load(), "bytes", stats.bytes.load(), "refused", stats.refused.load(), "torn",
                          stats.torn.load(), "protocol_errors", stats.protocol_errors.load(), "connections_refused",
-                         stats.connections_refused.load(), "uncovered", stats.uncovered.load(), "capability_malformed",
+                         stats.connections_refused.load(), "capability_uncovered", stats.uncovered.load(), "capability_malformed",
                          requests(Refusal::MALFORMED), "capability_epoch", requests(Refusal::EPOCH), "capability_expired",
                          requests(Refusal::EXPIRED), "capability_ended", requests(Refusal::ENDED), "capability_forged",
                          requests(Refusal::FORGED));

@@ -62,8 +62,7 @@ def watch_planes(tally: Tally, planes: Mapping[str, Transport]) -> None:
 
 
 def _refused(transport: Transport, reason: str) -> int:
-    figures = _stats(transport)
-    return figures.get(reason, 0) or figures.get(f"capability_{reason}", 0)
+    return _stats(transport).get(f"capability_{reason}", 0)
 
 
 def _stats(transport: Transport) -> dict[str, int]:
