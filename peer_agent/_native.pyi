@@ -218,8 +218,8 @@ class TcpServer:
     def revoke(self, lock: int) -> None: ...
     def stats(self) -> dict[str, int]:
         """connections (open now), reads, blocks, bytes (payload), refused (blocks), torn, protocol_errors,
-        connections_refused, capability_uncovered (blocks that what was shown does not cover), and requests that were served nothing,
-        by what was wrong with it: capability_malformed, _epoch, _expired, _ended, _forged."""
+        connections_refused, capability_uncovered (blocks that what was shown does not cover), and requests that were served
+        nothing, by what was wrong with it: capability_malformed, _epoch, _expired, _ended, _forged."""
     def close(self) -> None:
         """Stops the thread and joins it; idempotent. The region may be unmapped afterwards."""
 
