@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -26,6 +27,7 @@ from kvdir.core.snapshot import snapshot_chunks
 from kvdir.errors import RemoteProtocolError
 from kvdir.location import StreamState
 from kvdir.namespace import Namespace
+from kvdir.obs.logs import say
 from kvdir.rpc.event_codec import (
     decode_evict_request,
     encode_batch,
@@ -37,6 +39,8 @@ from kvdir.rpc.event_codec import (
 )
 from kvdir.rpc.lookup_codec import check_version
 from kvdir.v1 import events_pb2
+
+log = logging.getLogger("kvdir.publisher")
 
 _GOODBYE_S = 1.0
 _SHARED_SILENCE_HEARTBEATS, _SHARED_SILENCE_S = 2.5, 1.0
@@ -245,6 +249,10 @@ class PublishCall:
                 self._sketch_request = response.sketch_request
             case "fenced":
                 self.fenced = response.fenced.reason or "fenced"
+            case "namespace_refused":
+                refused = response.namespace_refused
+                digest = refused.namespace_digest.hex()[:16]
+                say(log, logging.WARNING, "namespace refused", namespace=digest, reason=refused.words)
             case "evict_request" if response.evict_request.epoch == self._epoch:
                 self._evict(decode_evict_request(response.evict_request))
             case _:

@@ -16,7 +16,7 @@ streams repaired in mending.py.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -33,6 +33,7 @@ from kvdir.core.mirror import Mirror, MirroredIndex, Mirrors, introduce
 from kvdir.core.namespaces import NamespaceTable
 from kvdir.core.node import Node, Stream
 from kvdir.core.orphans import Orphanage
+from kvdir.core.policy import ALL, Grant
 from kvdir.core.reconcile import Reconciler
 from kvdir.core.repair import Ask, new_tallies
 from kvdir.core.room import Room
@@ -141,6 +142,16 @@ class Directory:
         self._mirrors.state(stream, now_s)
         return tuple(refused)
 
+    def withdraw(self, stream: Stream, digests: Iterable[bytes], *, now_s: float) -> None:
+        """The owner may not speak of these namespaces any more: what it said of them goes."""
+        gone = stream.namespaces.intersection(digests)
+        if not gone:
+            return
+        stream.namespaces -= gone
+        for key in [key for key in stream.holders if key[0] in gone]:
+            self.ingest.drop(stream.holders.pop(key))
+        self._mirrors.state(stream, now_s)
+
     def batch(self, stream: Stream, first_seq: int, events: Sequence[Event], *, now_s: float) -> None:
         """Applies a batch: its turn, a hint, or a duplicate; the cursor knows."""
         self.counters.batches += 1
@@ -220,10 +231,11 @@ class Directory:
         prefix: bool = False,
         touch: bool = False,
         min_trust: MinTrust = MinTrust.ANY,
+        tenants: Grant = ALL,
         now_s: float,
     ) -> Lookup:
-        """Who is said to hold which of the blocks. Raises UnknownNamespace, TooLarge."""
-        namespace = self.namespaces.require(namespace_digest)
+        """Who is said to hold which of the blocks. Raises UnknownNamespace, also for tenants that are not these; TooLarge."""
+        namespace = self.namespaces.require(namespace_digest, tenants)
         asked = len(fingerprints)
         if asked > self.limits.max_fingerprints:
             raise TooLarge(
@@ -244,8 +256,10 @@ class Directory:
         counters.lookup_nodes_below_trust += answer.below_trust
         return answer
 
-    def report_stale(self, report: StaleReport, *, now_s: float) -> Feedback:
-        """Negative feedback of a reader; see feedback.py for when it counts."""
+    def report_stale(self, report: StaleReport, *, tenants: Grant = ALL, now_s: float) -> Feedback:
+        """Negative feedback of a reader; see feedback.py for when it counts. Of others than these tenants nothing is held."""
+        if self.namespaces.seen(report.namespace_digest, tenants) is None and not tenants.every:
+            report = replace(report, namespace_digest=b"")
         self.counters.stale_reports += 1
         stream = self._current(report.node)
         if stream is not None and stream.epoch == report.epoch:

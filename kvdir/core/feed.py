@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -31,8 +32,9 @@ from kvdir.core.feed_items import (
     Removed,
     Stored,
 )
-from kvdir.core.feed_log import FeedLog, Taken
+from kvdir.core.feed_log import ENTRY_BYTES, FeedLog, Taken
 from kvdir.core.namespaces import Announced, KnownNamespace
+from kvdir.core.sight import Digests
 
 if TYPE_CHECKING:
     from kvdir.core.node import Stream
@@ -67,6 +69,10 @@ class Feed:
         self._nodes: dict[int, NodeItem] = {}
         self._holders: dict[int, HolderItem] = {}
         self._namespaces: dict[bytes, NamespaceItem] = {}
+        self._tenants: dict[bytes, str] = {}
+        self._gone: deque[bytes] = deque()
+        # Each of them has two items in the log, its coming and its going; so the oldest beyond this many has left it.
+        self._most_gone = limit_bytes // (2 * ENTRY_BYTES) + 1
         self._heard_s: dict[int, float] = {}
         self._heard: set[int] = set()
         self._heard_due_s = now_s + HEARD_S
@@ -94,18 +100,22 @@ class Feed:
         """See FeedLog.waited_s."""
         return self._log.waited_s(position, now_s)
 
-    def take(self, position: int, max_bytes: int, digests: frozenset[bytes]) -> Taken | None:
+    def take(self, position: int, max_bytes: int, digests: Digests) -> Taken | None:
         """See FeedLog.take; everything told so far is there."""
         self._end_run()
         return self._log.take(position, max_bytes, digests)
 
-    def roster(self, digests: frozenset[bytes], now_s: float) -> list[Item]:
+    def tenant_of(self, digest: bytes) -> str | None:
+        """Whose a namespace is, or was, that the log may still speak of."""
+        return self._tenants.get(digest)
+
+    def roster(self, digests: Digests, now_s: float) -> list[Item]:
         """Every namespace, node and holder as of the head: what a snapshot begins with. digests: as in `take`."""
         namespaces = [item for digest, item in self._namespaces.items() if not digests or digest in digests]
         nodes = [self._aged(item, now_s) for item in self._nodes.values()]
         return [*namespaces, *nodes, *(item for item in self._holders.values() if not digests or item.digest in digests)]
 
-    def holders(self, digests: frozenset[bytes]) -> frozenset[int]:
+    def holders(self, digests: Digests) -> frozenset[int]:
         """The numbers of holders in these namespaces."""
         return frozenset(number for number, item in self._holders.items() if item.digest in digests)
 
@@ -132,11 +142,17 @@ class Feed:
     def namespace(self, known: KnownNamespace) -> None:
         item = NamespaceItem(Announced(known.digest, known.namespace.canonical().encode(), known.block_bytes))
         self._namespaces[known.digest] = item
+        self._tenants[known.digest] = known.namespace.tenant
         self._append(item, known.digest)
 
     def namespace_gone(self, digest: bytes) -> None:
         del self._namespaces[digest]
         self._append(NamespaceGone(digest), digest)
+        self._gone.append(digest)
+        if len(self._gone) > self._most_gone:
+            oldest = self._gone.popleft()
+            if oldest not in self._namespaces and oldest not in self._gone:
+                del self._tenants[oldest]
 
     def node(self, slot: int, stream: Stream, now_s: float) -> None:
         item = NodeItem(slot, stream.trust(now_s), stream.hidden)

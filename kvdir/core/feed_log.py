@@ -14,6 +14,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from kvdir.core.sight import Digests
+
 ENTRY_BYTES = 160
 """What an item costs in the log beside its bytes."""
 
@@ -50,7 +52,7 @@ class FeedLog:
         self._start = 0
         """Of _entries; those before it were let go already."""
         self._first = 1
-        self._last_take: tuple[tuple[int, int, int, frozenset[bytes]], Taken] | None = None
+        self._last_take: tuple[tuple[int, int, int, Digests], Taken] | None = None
 
     @property
     def head(self) -> int:
@@ -85,7 +87,7 @@ class FeedLog:
             return math.inf
         return max(0.0, now_s - self._entries[self._start + position + 1 - self._first].since_s)
 
-    def take(self, position: int, max_bytes: int, digests: frozenset[bytes] = EVERY) -> Taken | None:
+    def take(self, position: int, max_bytes: int, digests: Digests = EVERY) -> Taken | None:
         """What follows `position`, as far as it fits, but at least one item, however large; None: fallen off.
 
         digests: only items about these namespaces, and those about none. Watchers that keep up ask for the same thing one after

@@ -9,6 +9,7 @@ from kvdir.core.directory import Directory
 from kvdir.core.holders import Holder
 from kvdir.core.lookup import translate
 from kvdir.core.node import Stream
+from kvdir.core.policy import ALL, Grant
 from kvdir.core.trust import Convergent
 from kvdir.core.views import DumpPart, HoldingView, NamespaceView, NodeView, StatusView
 from kvdir.location import StreamState
@@ -88,14 +89,16 @@ def status_view(directory: Directory, *, version: str, coordinator: str, now_s: 
 
 
 def dump_part(
-    directory: Directory, cursor: int, *, max_blocks: int, namespace_digest: bytes = b"", node: str = ""
+    directory: Directory, cursor: int, *, max_blocks: int, namespace_digest: bytes = b"", node: str = "", tenants: Grant = ALL
 ) -> tuple[int, DumpPart]:
-    """(next cursor or 0 at the end, one part). Start with 0. Restricted to a namespace or a node where given."""
+    """(next cursor or 0 at the end, one part). Start with 0. Restricted to tenants, a namespace or a node where given."""
     cursor, keys, numbers, sets = directory.index.dump(cursor, max_blocks)
 
     def wanted(number: int) -> bool:
         holder = directory.holders.get(number)
-        return holder is not None and namespace_digest in (b"", holder.namespace.digest) and node in ("", holder.owner.node)
+        if holder is None or holder.namespace.namespace.tenant not in tenants:
+            return False
+        return namespace_digest in (b"", holder.namespace.digest) and node in ("", holder.owner.node)
 
     narrowed = tuple(
         array("I", [number for number in memoryview(packed).cast("I") if wanted(number)]).tobytes() for packed in sets

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kvdir.core.policy import ALL, Grant
 from kvdir.errors import NamespaceError, UnknownNamespace
 from kvdir.namespace import Namespace
 
@@ -58,17 +59,32 @@ class NamespaceTable:
     def get(self, digest: bytes) -> KnownNamespace | None:
         return self._known.get(digest)
 
-    def require(self, digest: bytes) -> KnownNamespace:
-        """Raises UnknownNamespace, naming those that are known."""
+    def seen(self, digest: bytes, tenants: Grant) -> KnownNamespace | None:
+        """None: there is none, or none that a caller with this grant may know of, which is the same to him."""
         known = self._known.get(digest)
+        return None if known is None or known.namespace.tenant not in tenants else known
+
+    def require(self, digest: bytes, tenants: Grant = ALL) -> KnownNamespace:
+        """Raises UnknownNamespace, naming those that are known, of these tenants: the words for a foreign one are the same."""
+        known = self.seen(digest, tenants)
         if known is None:
-            names = sorted(item.namespace.short for item in self._known.values())
+            names = sorted(item.namespace.short for item in self._known.values() if item.namespace.tenant in tenants)
             shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
             raise UnknownNamespace(
                 f"no node here serves namespace {digest.hex()[:16] or '(empty)'}; known: {shown or 'none yet'}. "
                 "Every field of the namespace must match: compare with Namespace.diff(mine, theirs)"
             )
         return known
+
+    def tenant_of(self, announced: Announced) -> str | None:
+        """Whose it is: as the table has it, because a digest that is known is not read again; None: nobody can tell."""
+        known = self._known.get(announced.digest)
+        if known is not None:
+            return known.namespace.tenant
+        try:
+            return Namespace.from_canonical(announced.canonical).tenant
+        except NamespaceError:
+            return None
 
     def announce(self, announced: Announced) -> str:
         """Adds it; returns why not, in words, or an empty string."""

@@ -18,6 +18,8 @@ import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from kvdir.namespace import NO_TENANT
+
 
 class Role(enum.StrEnum):
     """What a caller is for. An identity has any number of them."""
@@ -168,12 +170,12 @@ class Policy:
         found = (entry for entry in self.entries or () if entry.name == name and "{node}" not in (entry.name, *entry.nodes))
         return next((entry._identity("") for entry in found), None)
 
-    def tenant_words(self, grant: Grant) -> str:
-        """The names that the file has for what is granted."""
+    def tenant_names(self, grant: Grant) -> list[str]:
+        """The names that the file has for what is granted; `*` for everything."""
         if grant.every:
-            return "*"
+            return ["*"]
         known = [name for name, salts in self.tenants if salts.names and salts.names <= grant.names]
-        return ", ".join(known + (["none"] if "none" in grant.names else [])) or "-"
+        return known + ([NO_TENANT] if NO_TENANT in grant.names else [])
 
 
 OPEN = Policy()

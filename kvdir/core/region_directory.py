@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kvdir.core.answer import Lookup
+from kvdir.core.policy import ALL, Grant
 from kvdir.core.roster import Beat, NamespaceRecord, NodeRecord, decode_namespaces
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import MinTrust, NodeTrust, StreamState
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 REUSE_S = 0.005
 _REUSE_NS = round(REUSE_S * 1e9)
 _KEPT = 4096
+_NO_SCOPE = (None, "")
 _RUN = struct.Struct("<III")
 _UNKNOWN = NodeTrust("", 0, StreamState.FENCED, "its record cannot be read", 0.0, 0, "")
 
@@ -51,7 +53,7 @@ class RegionDirectory:
         self._nodes: dict[bytes, _Nodes] = {}
         self._records: dict[int, tuple[int, NodeRecord | None]] = {}
         self._namespaces: tuple[int, dict[bytes, NamespaceRecord]] = (-1, {})
-        self._scopes: dict[bytes, int] = {}
+        self._scopes: dict[bytes, tuple[int, str]] = {}
         self._scopes_until_ns = 0
         self._beat: tuple[bytes, Beat | None] = (b"", None)
 
@@ -76,12 +78,13 @@ class RegionDirectory:
             known = self._namespaces = version, {item.digest: item for item in decode_namespaces(records)}
         return known[1]
 
-    def scope(self, namespace_digest: bytes, now_ns: int) -> int | None:
-        """Of the blocks of a namespace in the index; None: it is not in this region."""
+    def scope(self, namespace_digest: bytes, now_ns: int, tenants: Grant = ALL) -> int | None:
+        """Of the blocks of a namespace in the index; None: it is not in this region, or of another tenant than these."""
         if now_ns >= self._scopes_until_ns:
-            self._scopes = {digest: item.scope for digest, item in self.namespaces().items()}
+            self._scopes = {digest: (item.scope, item.tenant) for digest, item in self.namespaces().items()}
             self._scopes_until_ns = now_ns + _REUSE_NS
-        return self._scopes.get(namespace_digest)
+        scope, tenant = self._scopes.get(namespace_digest, _NO_SCOPE)
+        return scope if tenant in tenants else None
 
     def lookup(
         self,

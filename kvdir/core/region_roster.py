@@ -89,7 +89,9 @@ class RegionRoster:
 
     def namespace(self, known: KnownNamespace) -> None:
         namespace = known.namespace
-        self.put_namespace(NamespaceRecord(known.digest, namespace.short, known.block_bytes, namespace.block_tokens))
+        self.put_namespace(
+            NamespaceRecord(known.digest, namespace.short, known.block_bytes, namespace.block_tokens, namespace.tenant)
+        )
 
     def namespace_gone(self, digest: bytes) -> None:
         if self._namespaces.pop(digest, None) is not None:

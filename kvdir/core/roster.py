@@ -17,8 +17,10 @@ from typing import Final
 
 from kvdir.index import NODE_RECORD_BYTES
 from kvdir.location import NodeTrust, StreamState
+from kvdir.namespace import NO_TENANT
 
 VERSION: Final = 1
+NAMESPACES_VERSION: Final = 2
 BEAT_RECORD_BYTES: Final = 192
 
 _NODE = struct.Struct(
@@ -26,8 +28,8 @@ _NODE = struct.Struct(
 )  # version, state, hidden; lengths of name, address, reason; epoch, missing, confirmed, heard
 _BEAT = struct.Struct("<BBHIQQII")
 """Version, flags, length of source; pid; beat, as of; stale and expire after, ms."""
-_NAMESPACE = struct.Struct("<32sQIH")
-"""Digest, block bytes, block tokens, length of the name."""
+_NAMESPACE = struct.Struct("<32sQIHH")
+"""Digest, block bytes, block tokens, length of the tenant and of the name."""
 _COUNT = struct.Struct("<BxxxI")
 _WARMING, _INCOMPLETE, _DIRECT = 1, 2, 4
 _STATES = frozenset(StreamState)
@@ -151,12 +153,15 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class NamespaceRecord:
-    """A namespace that lookups may ask for. name: for people. The scope of its blocks in the index follows from the digest."""
+    """A namespace that lookups may ask for. name: for people. tenant: as the namespace has it. The scope of its blocks in the
+    index follows from the digest.
+    """
 
     digest: bytes
     name: str
     block_bytes: int
     block_tokens: int
+    tenant: str = NO_TENANT
 
     @property
     def scope(self) -> int:
@@ -167,16 +172,16 @@ class NamespaceRecord:
 def encode_namespaces(records: Iterable[NamespaceRecord]) -> bytes:
     """Any number; names are cut at 128 bytes."""
     listed = list(records)
-    parts = [_COUNT.pack(VERSION, len(listed))]
+    parts = [_COUNT.pack(NAMESPACES_VERSION, len(listed))]
     for item in listed:
-        name = _cut(item.name, 128)
-        parts += [_NAMESPACE.pack(item.digest, item.block_bytes, item.block_tokens, len(name)), name]
+        tenant, name = item.tenant.encode(), _cut(item.name, 128)
+        parts += [_NAMESPACE.pack(item.digest, item.block_bytes, item.block_tokens, len(tenant), len(name)), tenant, name]
     return b"".join(parts)
 
 
 def decode_namespaces(records: bytes) -> tuple[NamespaceRecord, ...]:
     """What can be read: none of another version, and those before the end of bytes that are cut short."""
-    if len(records) < _COUNT.size or records[0] != VERSION:
+    if len(records) < _COUNT.size or records[0] != NAMESPACES_VERSION:
         return ()
     _, count = _COUNT.unpack_from(records)
     at, out = _COUNT.size, []
@@ -184,11 +189,12 @@ def decode_namespaces(records: bytes) -> tuple[NamespaceRecord, ...]:
         end = at + _NAMESPACE.size
         if end > len(records):
             break
-        digest, block_bytes, block_tokens, length = _NAMESPACE.unpack_from(records, at)
-        at = end + length
+        digest, block_bytes, block_tokens, tenants, names = _NAMESPACE.unpack_from(records, at)
+        at = end + tenants + names
         if at > len(records):
             break
-        out.append(NamespaceRecord(digest, records[end:at].decode("utf-8", "replace"), block_bytes, block_tokens))
+        tenant, name = (part.decode("utf-8", "replace") for part in (records[end : end + tenants], records[end + tenants : at]))
+        out.append(NamespaceRecord(digest, name, block_bytes, block_tokens, tenant))
     return tuple(out)
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from kvdir.core.feed import Feed
 from kvdir.core.feed_items import Item, Page, SnapshotEnd
+from kvdir.core.sight import Digests
 
 if TYPE_CHECKING:
     from kvdir.index import BlockIndex
@@ -33,7 +34,7 @@ class Walk:
     """Of one watcher. digests: only these namespaces; empty: all. `done` when the end was given."""
 
     def __init__(
-        self, feed: Feed, index: BlockIndex, digests: frozenset[bytes], *, now_s: float, page_blocks: int = PAGE_BLOCKS
+        self, feed: Feed, index: BlockIndex, digests: Digests, *, now_s: float, page_blocks: int = PAGE_BLOCKS
     ) -> None:
         self._feed = feed
         self._index = index

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from kvdir.core.feed import Feed
 from kvdir.core.feed_items import Beat, End, Response, Start, Welcome
+from kvdir.core.sight import Digests
 from kvdir.core.walk import PAGE_BLOCKS, Walk
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ MAX_AHEAD_BYTES = 32 * 2**20
 
 class Watcher:
     """welcome: as it will be said, but for `snapshot`, which depends on the start. encode: a response without items.
-    message_bytes: about as much goes into one message; more than any item has. page_blocks: at most, of one page.
+    message_bytes: about as much goes into one message; more than any item has. page_blocks: at most, of one page. digests: what
+    it hears of, where that is not what it named.
 
     behind: whether something waits for it. ended: why it ends, once it does; said_end: once that was said, too.
     """
@@ -44,6 +46,7 @@ class Watcher:
         welcome: Welcome,
         encode: Callable[[Response], bytes],
         *,
+        digests: Digests | None = None,
         stall_s: float,
         now_s: float,
         message_bytes: int = MESSAGE_BYTES,
@@ -56,7 +59,7 @@ class Watcher:
         self.said_end = False
         self._feed = feed
         self._encode = encode
-        self._digests = start.digests
+        self._digests = start.digests if digests is None else digests
         self._beat_s = welcome.beat_interval_s
         self._stall_s = stall_s
         self._message_bytes = message_bytes
@@ -68,7 +71,7 @@ class Watcher:
         head = feed.head
         resumes = start.log_id == feed.log_id and start.position > 0 and feed.reaches(start.position)
         self.position = start.position if resumes else head
-        self._walk = None if resumes else Walk(feed, index, start.digests, now_s=now_s, page_blocks=page_blocks)
+        self._walk = None if resumes else Walk(feed, index, self._digests, now_s=now_s, page_blocks=page_blocks)
         self.snapshot = not resumes
         self._first: bytes = encode(Response(welcome=replace(welcome, snapshot=self.snapshot)))
         self.credit(start.credit_bytes, now_s=now_s)

@@ -20,20 +20,19 @@ CERTIFICATE_KEY = "kvdir-certificate"
 class Caller:
     """One call. identity: follows the policy while the call is open. claims: of its certificate; None without one.
 
-    Of a stream: judge(new identity) says why it may not go on under that, in words; on_end is how it ends then, where it does
-    not want to be broken off. ended: why it had to.
+    ended: why a stream had to end, in words.
     """
 
-    __slots__ = ("break_off", "claims", "ended", "identity", "judge", "method", "on_end", "request")
+    __slots__ = ("_judge", "_on_end", "break_off", "claims", "ended", "identity", "method", "request")
 
     def __init__(self, identity: Identity, claims: Claims | None = None, method: str = "") -> None:
         self.identity = identity
         self.claims = claims
         self.method = method
         self.ended = ""
-        self.on_end: Callable[[], None] | None = None
         self.break_off: Callable[[], object] = _nothing
-        self.judge: Callable[[Identity], str] = _no_objection
+        self._judge: Callable[[Identity], str] = _no_objection
+        self._on_end: Callable[[], None] | None = None
         self.request: Callable[[], None] = _nothing
         """Counts one more request of this call; raises Overloaded beyond the identity's rate."""
 
@@ -42,11 +41,31 @@ class Caller:
         """Whose namespaces it sees now."""
         return self.identity.tenants
 
+    def rests_on(self, judge: Callable[[Identity], str], *, on_end: Callable[[], None] | None = None) -> None:
+        """What a stream needs beside its role. judge: of the identity under another policy, why it may not go on, in words.
+        on_end: how it ends then; otherwise it is broken off.
+        """
+        self._judge, self._on_end = judge, on_end
+
+    def become(self, identity: Identity) -> str:
+        """Another policy is in force. Why the stream may not go on under it."""
+        self.identity = identity
+        return self._judge(identity)
+
     def end(self, words: str) -> None:
         """The call may not go on. Once."""
         if not self.ended:
             self.ended = words
-            (self.on_end or self.break_off)()
+            (self._on_end or self.break_off)()
+
+
+class _Anybody(Caller):
+    """Of all calls at once, so nothing of one call is kept in it."""
+
+    __slots__ = ()
+
+    def rests_on(self, judge: Callable[[Identity], str], *, on_end: Callable[[], None] | None = None) -> None:
+        pass
 
 
 def _nothing() -> None:
@@ -57,7 +76,7 @@ def _no_objection(identity: Identity) -> str:
     return ""
 
 
-UNCHECKED = Caller(ANONYMOUS)
+UNCHECKED: Caller = _Anybody(ANONYMOUS)
 """Of every call where callers cannot be told apart."""
 
 _caller: ContextVar[Caller] = ContextVar("kvdir_caller", default=UNCHECKED)
@@ -77,6 +96,11 @@ def caller_of(context: Any) -> Identity:
 def encode_claims(claims: Claims) -> str:
     """As a metadata value."""
     return json.dumps({"spiffe": claims.spiffe_ids, "names": claims.names})
+
+
+def carried_claims(who: Caller) -> tuple[tuple[str, str], ...]:
+    """Metadata for a call that is passed on for somebody; none for whom no certificate was asked."""
+    return () if who.claims is None else ((CERTIFICATE_KEY, encode_claims(who.claims)),)
 
 
 def decode_claims(text: str) -> Claims:

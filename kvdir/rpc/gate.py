@@ -26,8 +26,11 @@ from kvdir.errors import Forbidden, Overloaded
 from kvdir.obs.logs import say
 from kvdir.rpc.caller import CERTIFICATE_KEY, UNCHECKED, Caller, decode_claims
 
-REASONS = ("no-identity", "role", "node", "tenant", "rate", "streams")
-"""Why something was refused; the label of the metric."""
+REFUSALS, LIMITS = ("no_identity", "role", "node", "tenant"), ("rate", "streams")
+"""Why something was refused, and by which limit: labels of metrics."""
+
+AUDITED = ("done", "refused", "failed")
+_REFUSED = ("PERMISSION_DENIED", "RESOURCE_EXHAUSTED")
 
 _FREE = ("/grpc.health.", "/grpc.reflection.")
 _KEPT = 4_096
@@ -49,7 +52,8 @@ class CallLimits:
 
 class Gate:
     """See the module docstring. secured: its ports ask for certificates. carries: a lookup worker's word is believed on a unix
-    socket. audited: methods whose calls are logged, with what they were about. refused: by reason, since the start.
+    socket. audited: what a call is written down with in the audit log; None: it is not. refused, limited, audits: since the
+    start, by reason, limit and outcome.
     """
 
     def __init__(
@@ -63,7 +67,9 @@ class Gate:
         audited: Callable[[str, Any], str | None] = lambda method, request: None,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.refused: Counter[str] = Counter(dict.fromkeys(REASONS, 0))
+        self.refused: Counter[str] = Counter(dict.fromkeys(REFUSALS, 0))
+        self.limited: Counter[str] = Counter(dict.fromkeys(LIMITS, 0))
+        self.audits: Counter[str] = Counter(dict.fromkeys(AUDITED, 0))
         self._rights = rights or {}
         self._secured = secured
         self._policy = policy
@@ -87,7 +93,7 @@ class Gate:
             return UNCHECKED
         claims, identity = self._who(context)
         if identity is None:
-            self.refuse("no-identity", _nobody(claims))
+            self.refuse("no_identity", _nobody(claims))
         found = Caller(identity, claims, method)
         self._check_role(method, identity)
         if self._limits.max_requests_per_s > 0:
@@ -112,9 +118,12 @@ class Gate:
 
     def audit(self, method: str, request: Any, caller: Caller, outcome: str) -> None:
         """Writes down what an operator did, or was refused to do. outcome: name of a gRPC code."""
+        if caller is UNCHECKED and (self._secured or self._limited):
+            return  # refused in `admit`, and written down there
         subject = self._audited(method, request)
         if subject is not None:
             name, short = caller.identity.name, method.rpartition("/")[2]
+            self.audits["done" if outcome == "OK" else "refused" if outcome in _REFUSED else "failed"] += 1
             say(log, logging.INFO, "admin", identity=name, method=short, subject=subject or "-", outcome=outcome)
 
     # -- policy ----------------------------------------------------------------------------------------------------------
@@ -126,17 +135,16 @@ class Gate:
             identity = self._identify(caller.claims)
             words = _nobody(caller.claims) if identity is None else self._role_fault(caller.method, identity)
             if identity is not None and not words:
-                words = caller.judge(identity)
-                self._rename(caller, identity)
+                words = self._rename(caller, identity)
             if words:
                 self.refused["role"] += 1
                 caller.end(f"the policy has changed: {words}")
 
-    def _rename(self, caller: Caller, identity: Identity) -> None:
+    def _rename(self, caller: Caller, identity: Identity) -> str:
         if caller.identity.name != identity.name:
             self._stream_counts[caller.identity.name] -= 1
             self._stream_counts[identity.name] += 1
-        caller.identity = identity
+        return caller.become(identity)
 
     # -- who -------------------------------------------------------------------------------------------------------------
 
@@ -165,6 +173,7 @@ class Gate:
 
     def _check_role(self, method: str, identity: Identity) -> None:
         if words := self._role_fault(method, identity):
+            self.audit(method, None, Caller(identity), "PERMISSION_DENIED")
             self.refuse("role", words)
 
     def _role_fault(self, method: str, identity: Identity) -> str:
@@ -183,7 +192,7 @@ class Gate:
     def _open_stream(self, caller: Caller) -> None:
         name, limit = caller.identity.name, self._limits.max_streams
         if 0 < limit <= self._stream_counts[name]:
-            self.refused["streams"] += 1
+            self.limited["streams"] += 1
             raise Overloaded(f"{name} has {limit} streams open already (max_streams_per_identity): end one first")
         self._streams.add(caller)
         self._stream_counts[name] += 1
@@ -197,7 +206,7 @@ class Gate:
             bucket = self._buckets[name] = TokenBucket(per_s, now_s=now_s)
         wait_s = bucket.take(now_s)
         if wait_s:
-            self.refused["rate"] += 1
+            self.limited["rate"] += 1
             words = f"{name} asks more than {per_s:g} times a second (max_requests_per_s): again in {wait_s * 1000:.0f} ms"
             raise Overloaded(words, retry_after_s=wait_s)
 

@@ -13,9 +13,11 @@ from kvdir.core.totals import sums_view
 from kvdir.errors import InvalidInput
 from kvdir.location import PROTOCOL_VERSION
 from kvdir.rpc.admin_codec import encode_node, encode_part, encode_status, encode_sums
+from kvdir.rpc.caller import caller
 from kvdir.rpc.digest_codec import encode_digests
 from kvdir.rpc.lookup_codec import encode_trust
 from kvdir.rpc.story_codec import encode_quotas, encode_story
+from kvdir.server.admin_sight import of_all_tenants, visible_sums, who_am_i
 from kvdir.server.coordinator import Coordinator
 from kvdir.v1 import admin_pb2, admin_pb2_grpc
 
@@ -33,7 +35,11 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
 
+    async def WhoAmI(self, request: admin_pb2.WhoAmIRequest, context: Any) -> admin_pb2.WhoAmIResponse:
+        return who_am_i(self._coordinator.security, self._coordinator.name)
+
     async def Nodes(self, request: admin_pb2.NodesRequest, context: Any) -> admin_pb2.NodesResponse:
+        of_all_tenants()
         now_s = self._coordinator.now_s()
         views = node_views(self._coordinator.directory, now_s=now_s)
         return admin_pb2.NodesResponse(
@@ -41,13 +47,15 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         )
 
     async def Views(self, request: admin_pb2.ViewsRequest, context: Any) -> admin_pb2.ViewsResponse:
-        now_s = self._coordinator.now_s()
-        return encode_sums(sums_view(self._coordinator.directory, now_s=now_s), now_s=now_s)
+        now_s, directory = self._coordinator.now_s(), self._coordinator.directory
+        return encode_sums(visible_sums(sums_view(directory, now_s=now_s), directory.namespaces), now_s=now_s)
 
     async def Status(self, request: admin_pb2.StatusRequest, context: Any) -> admin_pb2.StatusResponse:
+        of_all_tenants()
         return encode_status(self._coordinator.status())
 
     async def Story(self, request: admin_pb2.StoryRequest, context: Any) -> admin_pb2.StoryResponse:
+        of_all_tenants()
         if bool(request.node) == bool(request.fingerprint):
             raise InvalidInput("a story is of a node or of a fingerprint: give one of them")
         if request.fingerprint and len(request.fingerprint) < 8:
@@ -62,10 +70,12 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         return encode_story(entries, reaches_back_s=story.reaches_back_s(now_s), now_s=now_s)
 
     async def Quotas(self, request: admin_pb2.QuotasRequest, context: Any) -> admin_pb2.QuotasResponse:
+        of_all_tenants()
         coordinator, now_s = self._coordinator, self._coordinator.now_s()
         return encode_quotas(quotas_view(coordinator.quotas, coordinator.directory.orphans), now_s=now_s)
 
     async def Digests(self, request: admin_pb2.DigestsRequest, context: Any) -> admin_pb2.DigestsResponse:
+        of_all_tenants()
         if request.sketches and not request.node:
             raise InvalidInput("sketches are given for one node at a time: name the node")
         coordinator = self._coordinator
@@ -82,6 +92,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                 max_blocks=max_blocks,
                 namespace_digest=request.namespace_digest,
                 node=request.node,
+                tenants=caller().tenants,
             )
             if part.keys:
                 yield encode_part(part)
@@ -90,6 +101,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             await asyncio.sleep(0)  # events and lookups go first
 
     async def Reconcile(self, request: admin_pb2.ReconcileRequest, context: Any) -> admin_pb2.ReconcileResponse:
+        of_all_tenants()
         coordinator = self._coordinator
         stream = coordinator.directory.want_snapshot(request.node)
         limit_s, remaining_s = coordinator.config.max_deadline_s, context.time_remaining()

@@ -93,7 +93,13 @@ def build_server(
     config = coordinator.config
     server = grpc.aio.server(
         interceptors=[
-            EdgeInterceptor(coordinator.metrics.calls, max_deadline_s=config.max_deadline_s, on_bug=log_bug, tracer=tracer)
+            EdgeInterceptor(
+                coordinator.metrics.calls,
+                max_deadline_s=config.max_deadline_s,
+                on_bug=log_bug,
+                gate=coordinator.gate,
+                tracer=tracer,
+            )
         ],
         options=server_options(max_message_bytes=config.max_message_bytes, share_port=coordinator.place is not None),
     )

@@ -17,6 +17,7 @@ from kvdir.index import LEAST_MAX_BYTES
 from kvdir.obs.logs import LOG_FORMATS, LOG_LEVELS, log_faults
 from kvdir.obs.tracing import trace_faults
 from kvdir.rpc.certificates import TlsFiles, missing
+from kvdir.rpc.gate import CallLimits
 from kvdir.store.url import StoreUrl
 
 MAX_WORKERS = 64
@@ -51,6 +52,23 @@ class CoordinatorConfig:
     tls_ca: str = setting("", "Certificates of the CAs that sign the certificates of those who may call.", metavar="FILE")
     tls_server_name: str = setting(
         "", "Name that clients expect in our certificate whatever they dial; checked at start. Empty: any.", metavar="NAME"
+    )
+    policy: str = setting(
+        "",
+        "Who may do what, by certificate (docs/security.md); empty: every certificate of tls_ca may everything.",
+        metavar="FILE",
+    )
+    indexer_identity: str = setting(
+        "",
+        "Identity of the policy whose tenants the indexer answers about, since its callers show no certificate. Empty: with a "
+        "policy only namespaces without a salt, without one all.",
+        metavar="NAME",
+    )
+    max_requests_per_s: float = setting(
+        0.0, "Calls and streamed lookups that one identity may make in each process, 2 s of them at once; 0: no limit."
+    )
+    max_streams_per_identity: int = setting(
+        0, "Publish, Watch and LookupStream calls that one identity may have open in each process; 0: no limit."
     )
     name: str = setting("", "Name of this coordinator in answers and logs; empty takes the host name.")
     lookup_workers: int = setting(
@@ -125,6 +143,15 @@ class CoordinatorConfig:
         out = []
         out += self._address_faults()
         out += missing({name: getattr(self, name) for name in ("tls_cert", "tls_key", "tls_ca")})
+        if self.policy and not self.tls_cert:
+            out.append("policy: needs tls_cert, tls_key and tls_ca: without certificates nobody can be told apart")
+        if self.indexer_identity and not self.policy:
+            out.append("indexer_identity: is an identity of the policy, and there is none: give --policy, or leave it out")
+        out += [
+            f"{name}: must not be below 0"
+            for name in ("max_requests_per_s", "max_streams_per_identity")
+            if getattr(self, name) < 0
+        ]
         if self.tls_server_name and not self.tls_cert:
             out.append("tls_server_name: needs tls_cert, tls_key and tls_ca")
         if not 0 < self.stale_after_s < self.expire_after_s < self.forget_after_s:
@@ -147,7 +174,7 @@ class CoordinatorConfig:
         ):
             if getattr(self, field) <= 0:
                 out.append(f"{field}: must be above 0")
-        for field in ("warm_limit_s", "grace_s"):
+        for field in ("warm_limit_s", "grace_s", "max_requests_per_s", "max_streams_per_identity"):
             if getattr(self, field) < 0:
                 out.append(f"{field}: must not be below 0")
         if not 0 <= self.expected_blocks <= MAX_EXPECTED_BLOCKS:
@@ -189,6 +216,11 @@ class CoordinatorConfig:
                 fix = "" if field == "indexer_listen" else "give tls_cert, tls_key and tls_ca, or "
                 out.append(f"{field}: {value} is not loopback, and there is no encryption: {fix}add --insecure")
         return out
+
+    @property
+    def call_limits(self) -> CallLimits:
+        """The part the gate needs."""
+        return CallLimits(max_requests_per_s=self.max_requests_per_s, max_streams=self.max_streams_per_identity)
 
     @property
     def tls(self) -> TlsFiles | None:

@@ -35,9 +35,11 @@ from kvdir.location import StreamState
 from kvdir.obs.logs import say
 from kvdir.obs.metrics import CoordinatorMetrics
 from kvdir.rpc.event_codec import encode_evict_request, encode_sketch_request
+from kvdir.rpc.gate import Gate
 from kvdir.server.checkpoint import Checkpointer, CheckpointFigures
 from kvdir.server.config import CoordinatorConfig
 from kvdir.server.connections import Connections
+from kvdir.server.security import Security
 from kvdir.server.watching import Watching
 from kvdir.v1 import events_pb2
 
@@ -68,6 +70,7 @@ class Coordinator:
         self.directory = directory
         self.metrics = metrics
         self.connections = Connections()
+        self.security = Security(config)
         self.name = name
         self.version = version
         self.store_id = secrets.token_hex(8)
@@ -81,6 +84,10 @@ class Coordinator:
         self.watching = Watching(directory, config, seed=seed, name=name)
         self.on_drain.append(self.watching.drain)
         self._waiters: defaultdict[str, list[asyncio.Future[None]]] = defaultdict(list)
+
+    @property
+    def gate(self) -> Gate:
+        return self.security.gate
 
     def now_s(self) -> float:
         return time.monotonic()
@@ -179,7 +186,8 @@ class Coordinator:
         return "warming: some node has not restated what it holds since the start" if self.directory.warming else ""
 
     def remark(self) -> str:
-        return "(partial: some live node has not restated what it holds)" if self.directory.partial else ""
+        partial = "(partial: some live node has not restated what it holds)" if self.directory.partial else ""
+        return " ".join(filter(None, (partial, self.security.remark())))
 
 
 def fenced_response(epoch: int, newer_epoch: int, reason: str) -> events_pb2.PublishResponse:

@@ -9,6 +9,7 @@ from typing import Any
 from kvdir.errors import KvdirError, TooLarge, Unsupported
 from kvdir.location import PROTOCOL_VERSION
 from kvdir.obs.spans import active
+from kvdir.rpc.caller import caller
 from kvdir.rpc.lookup_codec import decode_min_trust
 from kvdir.rpc.score_codec import decode_parts, decode_weights, encode_scores
 from kvdir.rpc.status import words
@@ -58,6 +59,7 @@ class DirectoryService(directory_pb2_grpc.DirectoryServicer):
                 min_trust=decode_min_trust(request.min_trust),
                 max_instances=request.max_instances,
                 max_fingerprints=self._max_fingerprints,
+                tenants=caller().tenants,
             )
         )
 

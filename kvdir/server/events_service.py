@@ -13,6 +13,7 @@ from kvdir.core.node import Stream
 from kvdir.errors import DeadlineExceeded, Overloaded, RemoteProtocolError, Unavailable
 from kvdir.location import PROTOCOL_VERSION
 from kvdir.obs.logs import say
+from kvdir.rpc.caller import caller
 from kvdir.rpc.event_codec import (
     decode_chunk,
     decode_events,
@@ -25,6 +26,7 @@ from kvdir.rpc.event_codec import (
 from kvdir.rpc.lookup_codec import check_version
 from kvdir.server.connections import Connection
 from kvdir.server.coordinator import Coordinator, fenced_response
+from kvdir.server.publishers import Publisher, without
 from kvdir.v1 import events_pb2, events_pb2_grpc
 
 log = logging.getLogger("kvdir.events")
@@ -40,18 +42,21 @@ class EventsService(events_pb2_grpc.EventsServicer):
 
     async def ReportStale(self, request: events_pb2.ReportStaleRequest, context: Any) -> events_pb2.ReportStaleResponse:
         coordinator = self._coordinator
-        feedback = coordinator.directory.report_stale(decode_stale_report(request), now_s=coordinator.now_s())
+        feedback = coordinator.directory.report_stale(
+            decode_stale_report(request), tenants=caller().tenants, now_s=coordinator.now_s()
+        )
         return events_pb2.ReportStaleResponse(
             protocol_version=PROTOCOL_VERSION, removed=feedback.removed, ignored_reason=feedback.ignored_reason
         )
 
     async def Publish(self, request_iterator: Any, context: Any) -> None:
         """Ends when either side ends it. The reader is stopped when the writer has said the last word (Fenced, drain)."""
-        connection = await self._open(context)
-        if connection is None:
+        opened = await self._open(context)
+        if opened is None:
             return
         coordinator = self._coordinator
-        reader = asyncio.create_task(self._read(connection, context))
+        connection, publisher = opened
+        reader = asyncio.create_task(self._read(connection, context, publisher))
         writer = asyncio.create_task(write_all(connection, context))
         try:
             await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
@@ -65,14 +70,17 @@ class EventsService(events_pb2_grpc.EventsServicer):
             if isinstance(result, Exception):
                 raise result
 
-    async def _open(self, context: Any) -> Connection[Stream] | None:
+    async def _open(self, context: Any) -> tuple[Connection[Stream], Publisher] | None:
         coordinator, config = self._coordinator, self._coordinator.config
         if coordinator.draining:
             raise Unavailable("this coordinator is going down: publish to another one, or come back")
         if len(coordinator.connections) >= config.max_streams:
             raise Overloaded(f"{config.max_streams} streams are connected already (max_streams)")
         hello = await read_hello(context)
-        outcome = coordinator.directory.hello(hello, now_s=coordinator.now_s())
+        publisher = Publisher(coordinator.gate, coordinator.directory.namespaces)
+        publisher.check_node(hello.node)
+        foreign = publisher.foreign(hello)
+        outcome = coordinator.directory.hello(without(hello, foreign), now_s=coordinator.now_s())
         coordinator.execute(coordinator.directory.take_effects())
         if isinstance(outcome, Refused):
             await context.write(fenced_response(hello.epoch, outcome.newer_epoch, outcome.reason))
@@ -80,6 +88,7 @@ class EventsService(events_pb2_grpc.EventsServicer):
         _log_refused(hello.node, outcome.refused_namespaces)
         connection = Connection(outcome.stream, outcome.connection, ack_every=max(1, config.credit_events // 8))
         coordinator.connections.add(connection)
+        publisher.rest_on(hello.node, connection.end)
         connection.say(
             events_pb2.PublishResponse(
                 welcome=events_pb2.Welcome(
@@ -92,14 +101,16 @@ class EventsService(events_pb2_grpc.EventsServicer):
                 )
             )
         )
-        return connection
+        coordinator.directory.withdraw(outcome.stream, [item.digest for item in foreign], now_s=coordinator.now_s())
+        publisher.refuse(hello.node, foreign, connection.say)
+        return connection, publisher
 
-    async def _read(self, connection: Connection[Stream], context: Any) -> None:
+    async def _read(self, connection: Connection[Stream], context: Any, publisher: Publisher) -> None:
         coordinator, stream = self._coordinator, connection.stream
         directory, rejected = coordinator.directory, coordinator.directory.ingest.rejected
         while True:
             request = await context.read()
-            if request is grpc.aio.EOF:
+            if request is grpc.aio.EOF or publisher.ended:
                 return
             now_s = coordinator.now_s()
             kind = request.WhichOneof("message")
@@ -121,7 +132,10 @@ class EventsService(events_pb2_grpc.EventsServicer):
             elif kind == "evict_result":
                 coordinator.evicted(stream, decode_evict_result(message))
             elif kind == "hello":
-                _log_refused(stream.node, directory.announce(stream, decode_hello(message), now_s=now_s))
+                hello = decode_hello(message)
+                foreign = publisher.foreign(hello)
+                _log_refused(stream.node, directory.announce(stream, without(hello, foreign), now_s=now_s))
+                publisher.refuse(stream.node, foreign, connection.say)
             elif kind == "goodbye":
                 directory.goodbye(stream, now_s=now_s)
                 coordinator.execute(directory.take_effects())

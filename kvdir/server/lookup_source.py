@@ -1,7 +1,8 @@
 """Where a server's answers to lookups come from. A port: the directory of this process here; a region or a store elsewhere.
 
 Rules: a lookup that can be answered from memory is answered at once, without a task; one that has to wait for somebody comes
-back as an awaitable. A refusal is a KvdirError, raised here or by the awaitable.
+back as an awaitable. A refusal is a KvdirError, raised here or by the awaitable. Namespaces that the caller may not see
+(kvdir/rpc/caller.py) are unknown.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Awaitable
 from typing import Protocol
 
 from kvdir.core.answer import LookupMode
+from kvdir.rpc.caller import caller
 from kvdir.rpc.lookup_codec import decode_fingerprints, decode_min_trust, encode_lookup
 from kvdir.server.coordinator import Coordinator
 from kvdir.v1 import directory_pb2
@@ -41,6 +43,7 @@ class DirectorySource:
             prefix=request.mode == PREFIX,
             touch=request.touch,
             min_trust=decode_min_trust(request.min_trust),
+            tenants=caller().tenants,
             now_s=coordinator.now_s(),
         )
         return encode_lookup(answer)

@@ -2,7 +2,8 @@
 
     python -m kvdir.server.lookup_worker '{"listen": ...}'        started by lookup_workers.py, never by hand
 
-Answers Lookup, LookupBatch and LookupStream, health and reflection; passes everything else on. Rules:
+Answers Lookup, LookupBatch and LookupStream, health and reflection; passes everything else on, with what the caller's
+certificate says. Rules:
 - it dies with its coordinator (PR_SET_PDEATHSIG), also when it is stopped or stuck: its answers would be nobody's;
 - while the coordinator hangs it goes on, its answers age, and its health says NOT_SERVING;
 - SIGTERM: clients are told to go, calls under way finish, then it ends. SIGINT is the coordinator's business.
@@ -38,13 +39,17 @@ from kvdir.obs.logs import configure
 from kvdir.obs.process_figures import ProcessFigures, read
 from kvdir.obs.spans import Kind, Tracer, rpc_span
 from kvdir.obs.tracing import SPANS_S, open_tracing
+from kvdir.rpc.caller import caller, carried_claims
 from kvdir.rpc.channel import client_options, server_options
+from kvdir.rpc.gate import CallLimits, Gate
 from kvdir.rpc.interceptors import EdgeInterceptor
+from kvdir.rpc.policy_file import PolicyFile, policy_of
 from kvdir.rpc.status import from_rpc_error
 from kvdir.server.directory_service import DirectoryService
 from kvdir.server.lookup_stream import LOOKUP, METHOD, LookupStreams
 from kvdir.server.pass_through import pass_through
 from kvdir.server.region_source import RegionSource, WorkerCounters
+from kvdir.server.rights import RIGHTS
 from kvdir.server.services import HEALTH_NAMES, REFLECTED, SERVICES, log_bug
 from kvdir.v1 import directory_pb2
 
@@ -62,7 +67,10 @@ log = logging.getLogger("kvdir.worker")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
-    """What a worker has to know. parent: process id of the coordinator. index, figures: paths; main: address for gRPC."""
+    """What a worker has to know. parent: process id of the coordinator. index, figures: paths; main: address for gRPC.
+
+    secured: the port asks for certificates. policy: path of its file; empty: none.
+    """
 
     number: int
     parent: int
@@ -80,6 +88,10 @@ class WorkerSpec:
     otlp_endpoint: str
     trace_ratio: float
     name: str
+    secured: bool = False
+    policy: str = ""
+    max_requests_per_s: float = 0.0
+    max_streams_per_identity: int = 0
 
 
 def main(argument: str) -> None:
@@ -147,9 +159,18 @@ class _Worker:
             process=f"worker-{spec.number}",
             tracer=tracer,
         )
+        self._policy = PolicyFile(Path(spec.policy)) if spec.policy else None
+        self._gate = Gate(
+            rights=RIGHTS,
+            secured=spec.secured,
+            policy=lambda: policy_of(self._policy),
+            limits=CallLimits(max_requests_per_s=spec.max_requests_per_s, max_streams=spec.max_streams_per_identity),
+        )
         self._healthy = health.aio.HealthServicer()
         self._server = grpc.aio.server(
-            interceptors=[EdgeInterceptor(self._calls, max_deadline_s=spec.max_deadline_s, on_bug=log_bug, tracer=tracer)],
+            interceptors=[
+                EdgeInterceptor(self._calls, max_deadline_s=spec.max_deadline_s, on_bug=log_bug, gate=self._gate, tracer=tracer)
+            ],
             options=server_options(max_message_bytes=spec.max_message_bytes, share_port=True),
         )
         service = DirectoryService(self._source, self._streams, max_fingerprints=spec.max_fingerprints)
@@ -165,9 +186,13 @@ class _Worker:
 
     async def run_until(self, stop: asyncio.Event) -> None:
         waiting = asyncio.create_task(stop.wait())
+        following = None if self._policy is None else asyncio.create_task(self._policy.keep(self._gate.policy_changed))
         while not stop.is_set():
             await asyncio.wait({waiting}, timeout=TURN_S)
             await self._turn()
+        if following is not None:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
         await self._healthy.enter_graceful_shutdown()
         self._streams.drain()
         await self._server.stop(self._spec.grace_s)
@@ -228,7 +253,8 @@ def _asking(channel: grpc.aio.Channel, timeout_s: float) -> Any:
     async def ask(request: directory_pb2.LookupRequest) -> directory_pb2.LookupResponse:
         with rpc_span(LOOKUP, Kind.CLIENT):
             try:
-                answer: directory_pb2.LookupResponse = await method(request, timeout=timeout_s, metadata=trace.metadata())
+                metadata = (*(trace.metadata() or ()), *carried_claims(caller()))
+                answer: directory_pb2.LookupResponse = await method(request, timeout=timeout_s, metadata=metadata)
             except grpc.aio.AioRpcError as error:
                 raise from_rpc_error(error, target="the coordinator's main process") from error
             return answer

@@ -20,6 +20,7 @@ import socket
 import sys
 import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
+from pathlib import Path
 
 import msgspec
 
@@ -146,6 +147,10 @@ class LookupWorkers:
             otlp_endpoint=config.otlp_endpoint,
             trace_ratio=config.trace_ratio,
             name=config.name or socket.gethostname(),
+            secured=bool(config.tls_cert),
+            policy=str(Path(config.policy).absolute()) if config.policy else "",
+            max_requests_per_s=config.max_requests_per_s,
+            max_streams_per_identity=config.max_streams_per_identity,
         )
 
     async def _supervise(self, number: int) -> None:

@@ -2,7 +2,7 @@
 
 Rules: a message is read only when the one before it was taken at the other side, in both directions; whichever side ends or
 breaks off the call, the other side hears it with its reason. Nothing is looked into, so no worker needs to know what main
-learns to say.
+learns to say; whose certificate the worker saw goes along, because main sees only the worker.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
-_OWN = frozenset(("user-agent", "te", "content-type"))
+from kvdir.rpc.caller import CERTIFICATE_KEY, caller, carried_claims
+
+_OWN = frozenset(("user-agent", "te", "content-type", CERTIFICATE_KEY))
 _OWN_PREFIXES = ("grpc-", ":")
 """Metadata that each connection makes for itself."""
 
@@ -29,6 +31,7 @@ def _handler(channel: grpc.aio.Channel, method: str) -> Any:
 
     async def handle(request_iterator: Any, context: Any) -> None:
         metadata = [item for item in context.invocation_metadata() or () if not _own(item[0])]
+        metadata += carried_claims(caller())  # and never what the caller itself says there
         call = carried(timeout=context.time_remaining(), metadata=grpc.aio.Metadata(*metadata))
         up = asyncio.create_task(_carry_up(context, call))
         try:

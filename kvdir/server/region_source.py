@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from kvdir.core.region_directory import RegionDirectory
 from kvdir.errors import TooLarge
+from kvdir.rpc.caller import caller
 from kvdir.rpc.lookup_codec import NodesEncoder, decode_fingerprints, decode_min_trust, encode_lookup
 from kvdir.server.lookup_source import PREFIX
 from kvdir.v1 import directory_pb2
@@ -61,7 +62,7 @@ class RegionSource:
         if beat is None or region.stale:
             return self._elsewhere(request)
         main_lives = beat.silent_s(now_ns) < SILENT_S
-        scope = region.scope(request.namespace_digest, now_ns)
+        scope = region.scope(request.namespace_digest, now_ns, caller().tenants)
         if scope is None or (request.touch and main_lives):
             return self._elsewhere(request)
         asked = len(fingerprints)

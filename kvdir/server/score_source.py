@@ -11,6 +11,7 @@ from kvdir.core.answer import Lookup
 from kvdir.core.best_tiers import Answered
 from kvdir.core.namespaces import NamespaceTable
 from kvdir.core.node import Stream
+from kvdir.core.policy import ALL, Grant
 from kvdir.core.score import WEIGHTS, ScoreName, ScorePart, Scores, score
 from kvdir.core.serving import Engines, Serving
 from kvdir.errors import TooLarge
@@ -24,6 +25,8 @@ REUSE_S = 0.01
 MAX_NAMES = 512
 """In one score: some 0.1 ms each, however few blocks."""
 MANY_NAMES = 32
+MAX_KEPT = 64
+"""Sets of engines for callers who see different tenants."""
 LARGE_CELLS = 8_192
 """Nodes times runs. From these on scores are added up in a thread, so that the loop goes on."""
 
@@ -34,11 +37,11 @@ class ScoreSource(Protocol):
     @property
     def namespaces(self) -> NamespaceTable: ...
 
-    def serving(self, min_trust: MinTrust) -> Iterable[Serving]:
-        """Every live stream."""
+    def serving(self, min_trust: MinTrust, tenants: Grant = ALL) -> Iterable[Serving]:
+        """Every live stream, with the models of these tenants' namespaces."""
         ...
 
-    def engines(self, min_trust: MinTrust) -> Engines:
+    def engines(self, min_trust: MinTrust, tenants: Grant = ALL) -> Engines:
         """Of the live streams, at most REUSE_S old."""
         ...
 
@@ -58,16 +61,18 @@ class ScoreSource(Protocol):
 class RecentEngines:
     """Engines made of `serving`, and made anew after REUSE_S: a busy coordinator of thousands of nodes builds few."""
 
-    def __init__(self, serving: Callable[[MinTrust], Iterable[Serving]], now_s: Callable[[], float]) -> None:
+    def __init__(self, serving: Callable[[MinTrust, Grant], Iterable[Serving]], now_s: Callable[[], float]) -> None:
         self._serving = serving
         self._now_s = now_s
-        self._made: dict[MinTrust, tuple[float, Engines]] = {}
+        self._made: dict[tuple[MinTrust, Grant], tuple[float, Engines]] = {}
 
-    def __call__(self, min_trust: MinTrust) -> Engines:
-        now_s = self._now_s()
-        made = self._made.get(min_trust)
+    def __call__(self, min_trust: MinTrust, tenants: Grant = ALL) -> Engines:
+        key, now_s = (min_trust, tenants), self._now_s()
+        made = self._made.get(key)
         if made is None or now_s - made[0] >= REUSE_S:
-            made = self._made[min_trust] = now_s, Engines(self._serving(min_trust))
+            if len(self._made) >= MAX_KEPT:
+                self._made.clear()
+            made = self._made[key] = now_s, Engines(self._serving(min_trust, tenants))
         return made[1]
 
 
@@ -82,12 +87,12 @@ class DirectoryScores:
     def namespaces(self) -> NamespaceTable:
         return self._coordinator.directory.namespaces
 
-    def serving(self, min_trust: MinTrust) -> Iterable[Serving]:
+    def serving(self, min_trust: MinTrust, tenants: Grant = ALL) -> Iterable[Serving]:
         known: dict[frozenset[bytes], frozenset[str]] = {}
         for stream in self._live():
             models = known.get(stream.namespaces)
             if models is None:
-                models = known[stream.namespaces] = models_of(self.namespaces, stream.namespaces)
+                models = known[stream.namespaces] = models_of(self.namespaces, stream.namespaces, tenants)
             yield Serving(stream.node, models, min_trust.admits(stream.state))
 
     def trusts(self) -> Iterable[NodeTrust]:
@@ -107,8 +112,9 @@ class DirectoryScores:
                 yield node.stream
 
 
-def models_of(namespaces: NamespaceTable, digests: Iterable[bytes]) -> frozenset[str]:
-    return frozenset(known.namespace.model for known in map(namespaces.get, digests) if known is not None)
+def models_of(namespaces: NamespaceTable, digests: Iterable[bytes], tenants: Grant) -> frozenset[str]:
+    found = (namespaces.seen(digest, tenants) for digest in digests)
+    return frozenset(known.namespace.model for known in found if known is not None)
 
 
 async def scored(
@@ -119,8 +125,12 @@ async def scored(
     min_trust: MinTrust = MinTrust.ANY,
     max_instances: int = 0,
     max_fingerprints: int,
+    tenants: Grant = ALL,
 ) -> Scores:
-    """The scores of one prompt. Raises UnknownNamespace when none of the names is known, TooLarge, and what `score` raises."""
+    """The scores of one prompt. Raises UnknownNamespace when none of the names is known, TooLarge, and what `score` raises.
+
+    tenants: whose namespaces there are for the caller.
+    """
     names = [name for part in parts for group in part.groups for name in group.names]
     asked = sum(max(1, len(name.fingerprints)) for name in names)
     if asked > max_fingerprints:
@@ -130,10 +140,10 @@ async def scored(
     if len(names) > MAX_NAMES:
         raise TooLarge(f"{len(names)} names in one score, at most {MAX_NAMES}: ask about fewer parts or groups at a time")
     await source.refresh({name.namespace_digest for name in names})
-    spaces = _known(source.namespaces, names)
+    spaces = _known(source.namespaces, names, tenants)
     unknown = tuple(dict.fromkeys(name.namespace_digest for name in names if name.namespace_digest not in spaces))
     if not spaces:
-        source.namespaces.require(names[0].namespace_digest)
+        source.namespaces.require(names[0].namespace_digest, tenants)
     asks = tuple(dict.fromkeys(name for name in names if name.namespace_digest in spaces))  # ranks of a split share names
     answers = await asyncio.gather(*(source.lookup(name.namespace_digest, name.fingerprints, min_trust) for name in asks))
     answered = {name: Answered(spaces[name.namespace_digest], answer) for name, answer in zip(asks, answers, strict=True)}
@@ -141,7 +151,7 @@ async def scored(
     work = functools.partial(
         score,
         [groups for groups in told if all(groups)],
-        source.engines(min_trust),
+        source.engines(min_trust, tenants),
         weights=weights or WEIGHTS,
         max_instances=max_instances,
         unknown_namespaces=unknown,
@@ -150,8 +160,8 @@ async def scored(
     return await asyncio.to_thread(work) if large else work()
 
 
-def _known(table: NamespaceTable, names: Iterable[ScoreName]) -> dict[bytes, Namespace]:
-    found = {name.namespace_digest: table.get(name.namespace_digest) for name in names}
+def _known(table: NamespaceTable, names: Iterable[ScoreName], tenants: Grant) -> dict[bytes, Namespace]:
+    found = {name.namespace_digest: table.seen(name.namespace_digest, tenants) for name in names}
     return {digest: known.namespace for digest, known in found.items() if known is not None}
 
 

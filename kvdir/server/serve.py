@@ -163,6 +163,7 @@ async def running(coordinator: AnyCoordinator, stop: Stop | None = None) -> Asyn
         ticker = asyncio.create_task(run_ticker(coordinator, pulse.beat))
         if isinstance(coordinator, Coordinator):
             stack.push_async_callback(_keep_checkpoint(coordinator))
+        await stack.enter_async_context(coordinator.security.kept())
         try:
             if workers is not None:
                 await workers.start()

@@ -14,6 +14,7 @@ import grpc
 import grpc.aio
 
 from kvdir.errors import DeadlineExceeded, RemoteProtocolError, Unavailable
+from kvdir.rpc.caller import caller
 from kvdir.rpc.watch_codec import decode_start
 from kvdir.server.watching import WatchCall, Watching
 from kvdir.v1 import directory_pb2
@@ -36,7 +37,13 @@ def watch_handler(watching: Watching, *, stall_s: float) -> Callable[[Any, Any],
     """The coroutine that serves a call."""
 
     async def watch(request_iterator: Any, context: Any) -> None:
-        call = watching.open(decode_start(await _start(context)))
+        start, who = decode_start(await _start(context)), caller()
+        tenants = who.tenants
+        call = watching.open(start, tenants)
+        who.rests_on(
+            lambda identity: "" if identity.tenants == tenants else "other tenants are to be seen now: watch anew",
+            on_end=lambda: watching.end(call, who),
+        )
         reader = asyncio.create_task(_read(watching, call, context))
         writer = asyncio.create_task(_write(watching, call, context, stall_s))
         try:

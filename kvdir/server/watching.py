@@ -9,15 +9,20 @@ is worth its price. Everything here runs on the coordinator's loop.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import secrets
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvdir.core.feed import Feed
 from kvdir.core.feed_items import Start, Welcome
+from kvdir.core.policy import ALL, Grant
+from kvdir.core.sight import Digests, Sight
 from kvdir.core.watcher import MIN_CREDIT_BYTES, Watcher
 from kvdir.errors import InvalidInput, Overloaded, TooLarge, Unavailable
 from kvdir.obs.watch_metrics import WatchFigures, WatchMetrics
+from kvdir.rpc.caller import Caller
 from kvdir.rpc.watch_codec import encode_item, encode_response
 
 if TYPE_CHECKING:
@@ -56,8 +61,10 @@ class Watching:
     def now_s(self) -> float:
         return time.monotonic()
 
-    def open(self, start: Start) -> WatchCall:
-        """A watcher comes. Raises Unavailable, Overloaded beyond max_watchers, InvalidInput for a start that cannot work."""
+    def open(self, start: Start, tenants: Grant = ALL) -> WatchCall:
+        """A watcher comes. tenants: whose namespaces it may see; of others it hears nothing, as if there were none. Raises
+        Unavailable, Overloaded beyond max_watchers, InvalidInput for a start that cannot work.
+        """
         if self._draining:
             raise Unavailable(DRAINING)
         if len(self.calls) >= self._config.max_watchers:
@@ -71,23 +78,33 @@ class Watching:
             )
         now_s, config = self.now_s(), self._config
         feed = self.feed or self._begin(now_s)
+        tag = _tag(tenants)
+        digests = start.digests if tenants.every else Sight(tenants, start.digests, feed.tenant_of)
+        start = replace(start, log_id=start.log_id ^ tag)
         welcome = Welcome(
             coordinator=self._name,
-            log_id=feed.log_id,
+            log_id=feed.log_id ^ tag,
             seed=self._seed,
-            blocks=self._blocks(start.digests),
+            blocks=self._blocks(digests),
             beat_interval_s=BEAT_S * (1 + len(self.calls) // BEAT_WATCHERS),
             stale_after_s=config.stale_after_s,
             expire_after_s=config.expire_after_s,
         )
         stall_s = config.watch_stall_s
-        watcher = Watcher(feed, self._directory.index, start, welcome, encode_response, stall_s=stall_s, now_s=now_s)
+        watcher = Watcher(
+            feed, self._directory.index, start, welcome, encode_response, digests=digests, stall_s=stall_s, now_s=now_s
+        )
         call = WatchCall(watcher)
         self.calls.add(call)
         self.figures.opened += 1
         self.figures.snapshots += watcher.snapshot
         self.figures.resumed += not watcher.snapshot
         return call
+
+    def end(self, call: WatchCall, who: Caller) -> None:
+        """The caller's right has changed: what it was told may be more, or less, than it may see now."""
+        call.watcher.end(who.ended, begin_anew=True)
+        call.wake.set()
 
     def close(self, call: WatchCall) -> None:
         """The call is over, for whatever reason."""
@@ -137,7 +154,7 @@ class Watching:
         log_bytes = self.feed.log_bytes if self.feed else 0
         metrics.refresh(self.figures, watchers=len(self.calls), behind_s=behind_s, log_bytes=log_bytes)
 
-    def _blocks(self, digests: frozenset[bytes]) -> int:
+    def _blocks(self, digests: Digests) -> int:
         """How many blocks a snapshot of these namespaces has at most; of all of them, exactly."""
         blocks = self._directory.index.stats().blocks
         if not digests:
@@ -161,3 +178,10 @@ class Watching:
             self.feed.settled(self.now_s())
         for call in self.calls:
             call.wake.set()
+
+
+def _tag(tenants: Grant) -> int:
+    """What makes the same log another one for watchers who see other parts of it: none goes on where it saw less."""
+    if tenants.every:
+        return 0
+    return int.from_bytes(hashlib.blake2b(",".join(sorted(tenants.names)).encode(), digest_size=8).digest())

@@ -363,3 +363,29 @@ class StreamDigest(_message.Message):
     parts: _containers.RepeatedCompositeFieldContainer[_events_pb2.SketchPart]
     exact: bool
     def __init__(self, trust: _Optional[_Union[_common_pb2.NodeTrust, _Mapping]] = ..., applied_seq: _Optional[int] = ..., announced_seq: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[_events_pb2.SketchPart, _Mapping]]] = ..., exact: bool = ...) -> None: ...
+
+class WhoAmIRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WhoAmIResponse(_message.Message):
+    __slots__ = ("protocol_version", "coordinator", "identity", "certificate", "roles", "tenants", "stores", "nodes", "remark")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    COORDINATOR_FIELD_NUMBER: _ClassVar[int]
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    ROLES_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
+    STORES_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    REMARK_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    coordinator: str
+    identity: str
+    certificate: str
+    roles: _containers.RepeatedScalarFieldContainer[str]
+    tenants: _containers.RepeatedScalarFieldContainer[str]
+    stores: _containers.RepeatedScalarFieldContainer[str]
+    nodes: _containers.RepeatedScalarFieldContainer[str]
+    remark: str
+    def __init__(self, protocol_version: _Optional[int] = ..., coordinator: _Optional[str] = ..., identity: _Optional[str] = ..., certificate: _Optional[str] = ..., roles: _Optional[_Iterable[str]] = ..., tenants: _Optional[_Iterable[str]] = ..., stores: _Optional[_Iterable[str]] = ..., nodes: _Optional[_Iterable[str]] = ..., remark: _Optional[str] = ...) -> None: ...

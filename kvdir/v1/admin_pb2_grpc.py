@@ -74,6 +74,11 @@ class AdminStub(object):
                 request_serializer=kvdir_dot_v1_dot_admin__pb2.DigestsRequest.SerializeToString,
                 response_deserializer=kvdir_dot_v1_dot_admin__pb2.DigestsResponse.FromString,
                 _registered_method=True)
+        self.WhoAmI = channel.unary_unary(
+                '/kvdir.v1.Admin/WhoAmI',
+                request_serializer=kvdir_dot_v1_dot_admin__pb2.WhoAmIRequest.SerializeToString,
+                response_deserializer=kvdir_dot_v1_dot_admin__pb2.WhoAmIResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer(object):
@@ -133,6 +138,13 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WhoAmI(self, request, context):
+        """Who the coordinator takes the caller for, and what that may do. For every identity, whatever its roles.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -175,6 +187,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Digests,
                     request_deserializer=kvdir_dot_v1_dot_admin__pb2.DigestsRequest.FromString,
                     response_serializer=kvdir_dot_v1_dot_admin__pb2.DigestsResponse.SerializeToString,
+            ),
+            'WhoAmI': grpc.unary_unary_rpc_method_handler(
+                    servicer.WhoAmI,
+                    request_deserializer=kvdir_dot_v1_dot_admin__pb2.WhoAmIRequest.FromString,
+                    response_serializer=kvdir_dot_v1_dot_admin__pb2.WhoAmIResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -393,6 +410,33 @@ class Admin(object):
             '/kvdir.v1.Admin/Digests',
             kvdir_dot_v1_dot_admin__pb2.DigestsRequest.SerializeToString,
             kvdir_dot_v1_dot_admin__pb2.DigestsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WhoAmI(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvdir.v1.Admin/WhoAmI',
+            kvdir_dot_v1_dot_admin__pb2.WhoAmIRequest.SerializeToString,
+            kvdir_dot_v1_dot_admin__pb2.WhoAmIResponse.FromString,
             options,
             channel_credentials,
             insecure,

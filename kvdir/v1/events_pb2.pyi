@@ -221,13 +221,14 @@ class ReplayUnavailable(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., oldest_seq: _Optional[int] = ...) -> None: ...
 
 class PublishResponse(_message.Message):
-    __slots__ = ("welcome", "ack", "replay_request", "snapshot_request", "fenced", "sketch_request", "evict_request")
+    __slots__ = ("welcome", "ack", "replay_request", "snapshot_request", "fenced", "sketch_request", "namespace_refused", "evict_request")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     ACK_FIELD_NUMBER: _ClassVar[int]
     REPLAY_REQUEST_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_REQUEST_FIELD_NUMBER: _ClassVar[int]
     FENCED_FIELD_NUMBER: _ClassVar[int]
     SKETCH_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_REFUSED_FIELD_NUMBER: _ClassVar[int]
     EVICT_REQUEST_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     ack: Ack
@@ -235,8 +236,17 @@ class PublishResponse(_message.Message):
     snapshot_request: SnapshotRequest
     fenced: Fenced
     sketch_request: SketchRequest
+    namespace_refused: NamespaceRefused
     evict_request: EvictRequest
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., replay_request: _Optional[_Union[ReplayRequest, _Mapping]] = ..., snapshot_request: _Optional[_Union[SnapshotRequest, _Mapping]] = ..., fenced: _Optional[_Union[Fenced, _Mapping]] = ..., sketch_request: _Optional[_Union[SketchRequest, _Mapping]] = ..., evict_request: _Optional[_Union[EvictRequest, _Mapping]] = ...) -> None: ...
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., replay_request: _Optional[_Union[ReplayRequest, _Mapping]] = ..., snapshot_request: _Optional[_Union[SnapshotRequest, _Mapping]] = ..., fenced: _Optional[_Union[Fenced, _Mapping]] = ..., sketch_request: _Optional[_Union[SketchRequest, _Mapping]] = ..., namespace_refused: _Optional[_Union[NamespaceRefused, _Mapping]] = ..., evict_request: _Optional[_Union[EvictRequest, _Mapping]] = ...) -> None: ...
+
+class NamespaceRefused(_message.Message):
+    __slots__ = ("namespace_digest", "words")
+    NAMESPACE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    WORDS_FIELD_NUMBER: _ClassVar[int]
+    namespace_digest: bytes
+    words: str
+    def __init__(self, namespace_digest: _Optional[bytes] = ..., words: _Optional[str] = ...) -> None: ...
 
 class EvictRequest(_message.Message):
     __slots__ = ("epoch", "request_id", "namespace_digest", "tier", "max_blocks", "keep_blocks", "older_than_ms")

@@ -124,7 +124,7 @@ def test_only_digests_are_kept_when_salts_come_from_files() -> None:
     )
     assert who(policy, names=("e",)).tenants == Grant(frozenset((f"salt:{salt_digest(salt)}",)))
     assert salt.decode() not in repr(policy)
-    assert policy.tenant_words(who(policy, names=("e",)).tenants) == "acme"
+    assert policy.tenant_names(who(policy, names=("e",)).tenants) == ["acme"]
 
 
 def test_every_fault_is_named_when_a_file_has_many() -> None:

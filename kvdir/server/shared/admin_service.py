@@ -9,6 +9,7 @@ from kvdir.errors import InvalidInput, Unsupported
 from kvdir.location import PROTOCOL_VERSION
 from kvdir.rpc.admin_codec import encode_node, encode_status, encode_sums
 from kvdir.rpc.lookup_codec import encode_trust
+from kvdir.server.admin_sight import of_all_tenants, visible_sums, who_am_i
 from kvdir.server.shared.coordinator import SharedCoordinator
 from kvdir.v1 import admin_pb2, admin_pb2_grpc
 
@@ -22,7 +23,11 @@ class SharedAdminService(admin_pb2_grpc.AdminServicer):
     def __init__(self, coordinator: SharedCoordinator) -> None:
         self._coordinator = coordinator
 
+    async def WhoAmI(self, request: admin_pb2.WhoAmIRequest, context: Any) -> admin_pb2.WhoAmIResponse:
+        return who_am_i(self._coordinator.security, self._coordinator.name)
+
     async def Nodes(self, request: admin_pb2.NodesRequest, context: Any) -> admin_pb2.NodesResponse:
+        of_all_tenants()
         now_s = self._coordinator.now_s()
         views = self._coordinator.link.fleet.views(now_s)
         return admin_pb2.NodesResponse(
@@ -31,12 +36,14 @@ class SharedAdminService(admin_pb2_grpc.AdminServicer):
 
     async def Views(self, request: admin_pb2.ViewsRequest, context: Any) -> admin_pb2.ViewsResponse:
         now_s, link = self._coordinator.now_s(), self._coordinator.link
-        return encode_sums(link.fleet.sums(link.namespaces, now_s=now_s), now_s=now_s)
+        return encode_sums(visible_sums(link.fleet.sums(link.namespaces, now_s=now_s), link.namespaces), now_s=now_s)
 
     async def Status(self, request: admin_pb2.StatusRequest, context: Any) -> admin_pb2.StatusResponse:
+        of_all_tenants()
         return encode_status(self._coordinator.status())
 
     async def Reconcile(self, request: admin_pb2.ReconcileRequest, context: Any) -> admin_pb2.ReconcileResponse:
+        of_all_tenants()
         coordinator = self._coordinator
         session = coordinator.sessions.get(request.node)
         if session is None:

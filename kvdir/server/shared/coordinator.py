@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from kvdir.core.admission import Counters, Hello, Refused
 from kvdir.core.effects import RequestReplay, RequestSnapshot
 from kvdir.core.fleet import SavedNode
+from kvdir.core.namespaces import Announced
+from kvdir.core.policy import Grant
 from kvdir.core.repair import Ask, new_tallies
 from kvdir.core.shared_stream import SharedStream
 from kvdir.core.store_steps import Held
@@ -25,10 +27,13 @@ from kvdir.errors import ConfigError, InvalidInput, Overloaded, Unavailable
 from kvdir.location import StreamState
 from kvdir.obs.logs import say
 from kvdir.obs.store_metrics import StoreCoordinatorMetrics
+from kvdir.rpc.gate import Gate
 from kvdir.rpc.saved_codec import decode_saved
 from kvdir.server.config import CoordinatorConfig
 from kvdir.server.connections import Connection, Connections
 from kvdir.server.coordinator import fenced_response, repair_request
+from kvdir.server.publishers import Publisher
+from kvdir.server.security import Security
 from kvdir.server.shared.link import StoreLink
 from kvdir.server.shared.questions import Questions
 from kvdir.server.shared.session import Session
@@ -49,6 +54,7 @@ class SharedCoordinator:
         self.place = None
         self.on_drain: list[Callable[[], None]] = []
         self.connections = Connections()
+        self.security = Security(config)
         self.metrics = StoreCoordinatorMetrics()
         self.rejected: Counter[str] = Counter()
         self.repairs = new_tallies()
@@ -66,6 +72,10 @@ class SharedCoordinator:
     @property
     def counters(self) -> Counters:
         return self.questions.counters
+
+    @property
+    def gate(self) -> Gate:
+        return self.security.gate
 
     def now_s(self) -> float:
         return time.monotonic()
@@ -121,12 +131,17 @@ class SharedCoordinator:
         return "warming: some node has not restated what it holds since the store is new" if self.questions.warming else ""
 
     def remark(self) -> str:
-        return "(incomplete: the store evicts blocks for want of memory)" if self.link.evicting else ""
+        incomplete = "(incomplete: the store evicts blocks for want of memory)" if self.link.evicting else ""
+        return " ".join(filter(None, (incomplete, self.security.remark())))
 
     # -- streams ---------------------------------------------------------------------------------------------------------
 
-    async def hello(self, hello: Hello) -> tuple[Session, int] | Refused:
-        """(session, number to resume after). Raises InvalidInput, Overloaded, Unavailable, and what the store raises."""
+    async def hello(
+        self, hello: Hello, publisher: Publisher | None = None
+    ) -> tuple[Session, int, tuple[Announced, ...]] | Refused:
+        """(session, number to resume after, namespaces it may not store). publisher: who says it; None: somebody who may say
+        everything. Raises InvalidInput, Overloaded, Unavailable, and what the store raises.
+        """
         if not hello.node or not hello.epoch:
             raise InvalidInput("hello needs a node name and an epoch other than 0")
         if self.link.away:
@@ -144,7 +159,7 @@ class SharedCoordinator:
         if before is not None and before.epoch == hello.epoch and before.left:
             return Refused(hello.epoch, f"node {hello.node} said goodbye in this epoch")
         self._end_older(hello)
-        return await self._begin(hello, taken, before)
+        return await self._begin(hello, taken, before, publisher)
 
     async def _make_room(self, node: str) -> None:
         """When the table of nodes is full, those who live go before those who are gone. Raises Overloaded."""
@@ -156,7 +171,9 @@ class SharedCoordinator:
             raise Overloaded(f"more than {self.config.max_streams} nodes: raise max_streams")
         await self.link.forget(*gone)
 
-    async def _begin(self, hello: Hello, taken: Taken, before: SavedNode | None) -> tuple[Session, int]:
+    async def _begin(
+        self, hello: Hello, taken: Taken, before: SavedNode | None, publisher: Publisher | None
+    ) -> tuple[Session, int, tuple[Announced, ...]]:
         """Goes on where the coordinator before us stood, as far as it is known."""
         now_s = self.now_s()
         cursor = StreamCursor(self.limits.repair, now_s=now_s, tallies=self.repairs)
@@ -171,9 +188,10 @@ class SharedCoordinator:
             coordinator=self.name,
             timeout_s=self.config.store_timeout_s,
             save_every_s=self.config.heartbeat_interval_ms / 1000,
+            publisher=publisher,
         )
-        await session.announce(hello)
-        await self._inherit(stream, taken, before)
+        foreign = await session.announce(hello)
+        await self._inherit(stream, taken, before, session.stores)
         resumable = before is not None and before.epoch == hello.epoch and before.resumable
         position = taken.position.seq if taken.position and resumable else None
         resume_seq = stream.open(hello.last_seq, position=position, now_s=self.now_s())
@@ -182,15 +200,17 @@ class SharedCoordinator:
             raise Unavailable("another call of this stream was welcomed meanwhile")
         self.sessions[hello.node] = session
         self.link.fleet.own(stream)
-        return session, resume_seq
+        return session, resume_seq, foreign
 
-    async def _inherit(self, stream: SharedStream, taken: Taken, before: SavedNode | None) -> None:
-        """The holders that the epoch has in the store already. What a snapshot had not finished is given up."""
+    async def _inherit(self, stream: SharedStream, taken: Taken, before: SavedNode | None, stores: Grant) -> None:
+        """The holders that the epoch has in the store already. What a snapshot had not finished is given up, and what the owner
+        may not store any more.
+        """
         if any(line.namespace not in stream.namespaces for line in taken.holders):
             await self.link.read_namespaces()
         for line in taken.holders:
             known = self.link.namespaces.get(line.namespace)
-            if known is None or not line.visible:
+            if known is None or not line.visible or known.namespace.tenant not in stores:
                 stream.doomed.append(line.number)
                 continue
             stream.namespaces[line.namespace] = known

@@ -11,10 +11,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 from kvdir.core.admission import Counters
 from kvdir.core.answer import Lookup
 from kvdir.core.feedback import Feedback, StaleReport
+from kvdir.core.policy import ALL, Grant
 from kvdir.core.shared_answer import SharedAnswers
 from kvdir.errors import TooLarge, Unavailable
 from kvdir.fingerprint import Fingerprints
@@ -42,14 +44,16 @@ class Questions:
         self._asked_s = float("-inf")
         self._answers = SharedAnswers(link.fleet)
 
-    async def lookup(self, namespace_digest: bytes, fingerprints: Fingerprints, *, prefix: bool, min_trust: MinTrust) -> Lookup:
+    async def lookup(
+        self, namespace_digest: bytes, fingerprints: Fingerprints, *, prefix: bool, min_trust: MinTrust, tenants: Grant = ALL
+    ) -> Lookup:
         """As Directory.lookup; without hits, and saying so, when the store does not answer in time."""
         asked = len(fingerprints)
         if asked > self._config.max_fingerprints:
             raise TooLarge(
                 f"{asked} fingerprints in one list, max_fingerprints is {self._config.max_fingerprints}: split the list"
             )
-        answer = await self._ask(namespace_digest, fingerprints, prefix=prefix, min_trust=min_trust)
+        answer = await self._ask(namespace_digest, fingerprints, prefix=prefix, min_trust=min_trust, tenants=tenants)
         if answer is None:
             self.without_store += 1
             answer = Lookup(b"", (), (), 0, asked, warming=True, incomplete=True)
@@ -61,7 +65,7 @@ class Questions:
         return answer
 
     async def _ask(
-        self, namespace_digest: bytes, fingerprints: Fingerprints, *, prefix: bool, min_trust: MinTrust
+        self, namespace_digest: bytes, fingerprints: Fingerprints, *, prefix: bool, min_trust: MinTrust, tenants: Grant
     ) -> Lookup | None:
         """None: the store did not answer, or is not asked because it has just not answered."""
         link, now_s = self._link, time.monotonic()
@@ -69,8 +73,8 @@ class Questions:
             return None
         end_s = now_s + self._config.store_lookup_s
         try:
-            await self._know(namespace_digest)
-            namespace = link.namespaces.require(namespace_digest)
+            await self._know(namespace_digest, tenants)
+            namespace = link.namespaces.require(namespace_digest, tenants)
             call = link.store.lookup(
                 fingerprints.packed,
                 fingerprints.width,
@@ -105,18 +109,24 @@ class Questions:
         except (Unavailable, StoreLost, StoreRefused, TimeoutError):
             link.breaker.failed(time.monotonic(), asked_s=now_s)
 
-    async def _know(self, namespace_digest: bytes) -> None:
-        """Another coordinator may have announced it a moment ago. Raises TimeoutError."""
+    async def _know(self, namespace_digest: bytes, tenants: Grant = ALL) -> None:
+        """Another coordinator may have announced it a moment ago; so may one that is not of these tenants, for as much work.
+        Raises TimeoutError.
+        """
         link = self._link
-        if link.namespaces.get(namespace_digest) is not None:
+        if link.namespaces.seen(namespace_digest, tenants) is not None:
             return
         async with asyncio.timeout(self._config.store_lookup_s), self._asking:  # who comes meanwhile waits for the same answer
-            if link.namespaces.get(namespace_digest) is None and time.monotonic() - self._asked_s >= NAMESPACES_S:
+            if link.namespaces.seen(namespace_digest, tenants) is None and time.monotonic() - self._asked_s >= NAMESPACES_S:
                 await link.read_namespaces()
                 self._asked_s = time.monotonic()
 
-    async def report_stale(self, report: StaleReport) -> Feedback:
-        """Negative feedback of a reader: as core/feedback.py, as far as one coordinator of many can tell."""
+    async def report_stale(self, report: StaleReport, *, tenants: Grant = ALL) -> Feedback:
+        """Negative feedback of a reader: as core/feedback.py, as far as one coordinator of many can tell. Of others than these
+        tenants nothing is held.
+        """
+        if self._link.namespaces.seen(report.namespace_digest, tenants) is None and not tenants.every:
+            report = replace(report, namespace_digest=b"")
         self.counters.stale_reports += 1
         try:
             feedback = await self._feedback(report)

@@ -12,16 +12,19 @@ from kvdir.core.admission import Refused
 from kvdir.core.answer import Lookup
 from kvdir.core.event import Batch
 from kvdir.core.namespaces import NamespaceTable
+from kvdir.core.policy import ALL, Grant
 from kvdir.core.serving import Serving
 from kvdir.errors import Overloaded, Unavailable, Unsupported
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import PROTOCOL_VERSION, MinTrust, NodeTrust
+from kvdir.rpc.caller import caller
 from kvdir.rpc.event_codec import decode_chunk, decode_events, decode_heartbeat, decode_hello, decode_stale_report
 from kvdir.rpc.lookup_codec import decode_fingerprints, decode_min_trust, encode_lookup
 from kvdir.server.coordinator import fenced_response
 from kvdir.server.directory_service import DirectoryService
 from kvdir.server.events_service import read_hello, write_all
 from kvdir.server.lookup_source import PREFIX
+from kvdir.server.publishers import Publisher
 from kvdir.server.score_source import RecentEngines, models_of
 from kvdir.server.shared.coordinator import SharedCoordinator
 from kvdir.server.shared.session import End, Goodbye, Message, ReplayUnavailable, Session
@@ -39,11 +42,16 @@ class StoreSource:
 
     def lookup(self, request: directory_pb2.LookupRequest) -> Awaitable[directory_pb2.LookupResponse]:
         fingerprints, min_trust = decode_fingerprints(request.fingerprints), decode_min_trust(request.min_trust)
+        tenants = caller().tenants
 
         async def answer() -> directory_pb2.LookupResponse:
             return encode_lookup(
                 await self._coordinator.questions.lookup(
-                    request.namespace_digest, fingerprints, prefix=request.mode == PREFIX, min_trust=min_trust
+                    request.namespace_digest,
+                    fingerprints,
+                    prefix=request.mode == PREFIX,
+                    min_trust=min_trust,
+                    tenants=tenants,
                 )
             )
 
@@ -61,9 +69,9 @@ class StoreScores:
     def namespaces(self) -> NamespaceTable:
         return self._coordinator.link.namespaces
 
-    def serving(self, min_trust: MinTrust) -> Iterable[Serving]:
+    def serving(self, min_trust: MinTrust, tenants: Grant = ALL) -> Iterable[Serving]:
         for trust, digests in self._coordinator.link.fleet.announced(self._coordinator.now_s()):
-            yield Serving(trust.node, models_of(self.namespaces, digests), min_trust.admits(trust.state))
+            yield Serving(trust.node, models_of(self.namespaces, digests, tenants), min_trust.admits(trust.state))
 
     def trusts(self) -> Iterable[NodeTrust]:
         return [trust for trust, _ in self._coordinator.link.fleet.announced(self._coordinator.now_s())]
@@ -93,7 +101,8 @@ class SharedEventsService(events_pb2_grpc.EventsServicer):
         self._coordinator = coordinator
 
     async def ReportStale(self, request: events_pb2.ReportStaleRequest, context: Any) -> events_pb2.ReportStaleResponse:
-        feedback = await self._coordinator.questions.report_stale(decode_stale_report(request))
+        report = decode_stale_report(request)
+        feedback = await self._coordinator.questions.report_stale(report, tenants=caller().tenants)
         return events_pb2.ReportStaleResponse(
             protocol_version=PROTOCOL_VERSION, removed=feedback.removed, ignored_reason=feedback.ignored_reason
         )
@@ -131,12 +140,15 @@ class SharedEventsService(events_pb2_grpc.EventsServicer):
         if len(coordinator.connections) >= config.max_streams:
             raise Overloaded(f"{config.max_streams} streams are connected already (max_streams)")
         hello = await read_hello(context)
-        outcome = await coordinator.hello(hello)
+        publisher = Publisher(coordinator.gate, coordinator.link.namespaces)
+        publisher.check_node(hello.node)
+        outcome = await coordinator.hello(hello, publisher)
         if isinstance(outcome, Refused):
             await context.write(fenced_response(hello.epoch, outcome.newer_epoch, outcome.reason))
             return None
-        session, resume_seq = outcome
+        session, resume_seq, foreign = outcome
         coordinator.connections.add(session.connection)
+        publisher.rest_on(hello.node, session.connection.end)
         session.connection.say(
             events_pb2.PublishResponse(
                 welcome=events_pb2.Welcome(
@@ -149,6 +161,7 @@ class SharedEventsService(events_pb2_grpc.EventsServicer):
                 )
             )
         )
+        session.refuse(foreign)
         return session
 
     async def _work(self, session: Session) -> None:
@@ -162,7 +175,7 @@ class SharedEventsService(events_pb2_grpc.EventsServicer):
         rejected = self._coordinator.rejected
         while True:
             request = await context.read()
-            if request is grpc.aio.EOF:
+            if request is grpc.aio.EOF or session.ended:
                 await session.put(End())
                 return
             kind = request.WhichOneof("message")

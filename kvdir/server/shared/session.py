@@ -24,7 +24,9 @@ from typing import TypeVar
 from kvdir.core.admission import Hello
 from kvdir.core.event import Batch, Heartbeat, SnapshotChunk
 from kvdir.core.fleet import SavedNode
+from kvdir.core.namespaces import Announced
 from kvdir.core.node import HolderKey
+from kvdir.core.policy import ALL, Grant
 from kvdir.core.shared_stream import SharedStream
 from kvdir.core.snapshot import Intake
 from kvdir.core.store_steps import Clear, Held, Step, Write, rounds
@@ -32,6 +34,7 @@ from kvdir.location import StreamState
 from kvdir.obs.logs import say
 from kvdir.rpc.saved_codec import encode_saved
 from kvdir.server.connections import Connection
+from kvdir.server.publishers import Publisher, without
 from kvdir.server.shared.link import StoreLink
 from kvdir.store.base import Change, ChangeKind, Position, StoreFull, StoreUnavailable, Writer
 
@@ -90,6 +93,7 @@ class Session:
         coordinator: str,
         timeout_s: float,
         save_every_s: float,
+        publisher: Publisher | None = None,
     ) -> None:
         self.stream = stream
         self.connection = connection
@@ -101,6 +105,7 @@ class Session:
         self._coordinator = coordinator
         self._timeout_s = timeout_s
         self._save_every_s = save_every_s
+        self._publisher = publisher
         self._queue: asyncio.Queue[Message] = asyncio.Queue(QUEUED_MESSAGES)
         self._held_back: Message | None = None
         self._busy = False
@@ -109,6 +114,21 @@ class Session:
         self.saved_s = float("-inf")
         self._saved_state: StreamState | None = None
         self.attended_s = time.monotonic()
+
+    @property
+    def stores(self) -> Grant:
+        """In whose namespaces the owner may say that it holds something."""
+        return ALL if self._publisher is None else self._publisher.stores
+
+    @property
+    def ended(self) -> bool:
+        """The owner may not speak any more."""
+        return self._publisher is not None and self._publisher.ended
+
+    def refuse(self, foreign: tuple[Announced, ...]) -> None:
+        """Tells the owner what it may not store; behind the welcome."""
+        if self._publisher is not None:
+            self._publisher.refuse(self.stream.node, foreign, self.connection.say)
 
     @property
     def token(self) -> int:
@@ -188,7 +208,7 @@ class Session:
             case ReplayUnavailable():
                 stream.cursor.replay_unavailable(now_s=now_s)
             case Hello():
-                await self.announce(message)
+                self.refuse(await self.announce(message))
             case Goodbye():
                 await self._leave()
                 return False
@@ -210,19 +230,23 @@ class Session:
             size += sum(event.blocks for event in message.events)
         return group
 
-    async def announce(self, hello: Hello) -> None:
-        """Namespaces, address and doubt."""
+    async def announce(self, hello: Hello) -> tuple[Announced, ...]:
+        """Namespaces, address and doubt. Returns the namespaces that the owner may not store."""
         stream = self.stream
         stream.cursor.doubted(hello.doubt, now_s=time.monotonic())
         stream.peer_address, stream.started_unix_ms = hello.peer_address, hello.started_unix_ms
-        for announced in hello.namespaces:
+        foreign: tuple[Announced, ...] = () if self._publisher is None else self._publisher.foreign(hello)
+        for announced in without(hello, foreign).namespaces:
             fault = await self._link.announce(announced)
             known = self._link.namespaces.get(announced.digest)
-            if known is not None and not fault:
+            if known is not None and known.namespace.tenant not in self.stores:
+                foreign += (announced,)  # learned of meanwhile, under the digest that it gave
+            elif known is not None and not fault:
                 stream.namespaces[announced.digest] = known
             else:
                 reason = f"namespace {announced.digest.hex()[:16]}: {fault}"
                 say(log, logging.WARNING, "namespace refused", node=stream.node, reason=reason)
+        return foreign
 
     # -- writing ---------------------------------------------------------------------------------------------------------
 
