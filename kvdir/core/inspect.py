@@ -18,10 +18,11 @@ from kvdir.location import StreamState
 def node_views(directory: Directory, *, now_s: float) -> tuple[NodeView, ...]:
     """Every node that is known, by name; those that left too, until they are forgotten."""
     streams = [node.stream for node in directory.nodes.values() if node.stream is not None]
-    return tuple(_node_view(stream, now_s) for stream in sorted(streams, key=lambda stream: stream.node))
+    return tuple(node_view(stream, now_s=now_s) for stream in sorted(streams, key=lambda stream: stream.node))
 
 
-def _node_view(stream: Stream, now_s: float) -> NodeView:
+def node_view(stream: Stream, *, now_s: float) -> NodeView:
+    """One node."""
     cursor = stream.cursor
     trusted = cursor.state is StreamState.SYNCED
     return NodeView(

@@ -12,6 +12,7 @@ Bounded in notes, batches and bytes; `reaches_back_s` says how far the log goes.
 from __future__ import annotations
 
 import enum
+import itertools
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -78,6 +79,8 @@ class Story:
         self._max_bytes = max_bytes
         self._bytes = 0
         self._forgot_s: float | None = None
+        self.noted = 0
+        """Notes that were ever written: the number of the newest one."""
 
     # -- writing -------------------------------------------------------------------------------------------------------------
 
@@ -86,6 +89,7 @@ class Story:
         if len(self._notes) == self._notes.maxlen:
             self._forgot_s = max(self._forgot_s or 0.0, self._notes[0].at_s)
         self._notes.append(StoryEntry(now_s, node, epoch, kind, words))
+        self.noted += 1
 
     def batch(self, now_s: float, node: str, epoch: int, first_seq: int, events: Sequence[Event], skipped: int) -> None:
         """Events arrived; the first `skipped` of them were duplicates."""
@@ -143,6 +147,10 @@ class Story:
         oldest = [ring[0].at_s for ring in (self._notes, self._batches) if ring]
         since_s = self._forgot_s if self._forgot_s is not None else min(oldest, default=now_s)
         return max(0.0, now_s - since_s)
+
+    def newest(self, count: int) -> list[StoryEntry]:
+        """The newest notes about nodes, newest first."""
+        return list(itertools.islice(reversed(self._notes), count))
 
     def pages(self) -> Pages:
         """All that is known now, for reading at leisure: what is written later is not in it."""
