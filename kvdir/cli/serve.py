@@ -23,7 +23,7 @@ def serve(config: CoordinatorConfig, output: str) -> None:
       kvdir serve
       kvdir serve --listen 127.0.0.1:0 --output json    a free port, announced as JSON on stdout
       kvdir serve --listen 0.0.0.0:7400 --insecure      reachable by everybody on the network
-      kvdir serve --indexer-listen 127.0.0.1:7402       and routers may ask over HTTP (docs/engines/routers.md)
+      kvdir serve --indexer-listen 127.0.0.1:7404       and routers may ask over HTTP (docs/engines/routers.md)
       kvdir serve --store redis://127.0.0.1:6379        one of several that keep their directory in Redis together
     """
     from kvdir.obs.logs import configure
@@ -32,13 +32,16 @@ def serve(config: CoordinatorConfig, output: str) -> None:
     def announce(bound: Bound) -> None:
         if output == "json":
             ready = {"event": "ready", "grpc": bound.grpc, "http": bound.http, "version": bound.version}
+            if bound.page:
+                ready["page"] = bound.page
             if bound.indexer:
                 ready["indexer"] = bound.indexer
             sys.stdout.write(msgspec.json.encode(ready).decode() + "\n")
         else:
             http = f", http://{bound.http}/metrics" if bound.http else ""
             indexer = f", http://{bound.indexer}/query" if bound.indexer else ""
-            sys.stdout.write(f"kvdir {bound.version} serves on {bound.grpc}{http}{indexer}; stop it with Ctrl-C\n")
+            page = f"; its page: http://{bound.page}/" if bound.page else ""
+            sys.stdout.write(f"kvdir {bound.version} serves on {bound.grpc}{http}{indexer}{page}; stop it with Ctrl-C\n")
         sys.stdout.flush()
 
     configure(config.log_level, config.log_format)

@@ -18,8 +18,8 @@ MAX_NODES = 16
 
 
 class RecentLookup(NamedTuple):
-    """at_s: monotonic. request_id, trace_id: "" where its caller gave none. nodes: of those named the first MAX_NODES, as they were
-    trusted then; more: how many others.
+    """at_s: monotonic. request_id, trace_id: "" where its caller gave none. nodes: of those named the first MAX_NODES, as they
+    were trusted then; more: how many others.
     """
 
     at_s: float

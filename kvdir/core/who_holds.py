@@ -24,7 +24,7 @@ _RUN = struct.Struct("<III")
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A node that is said to hold some of the blocks. tiers: blocks by tier. left_out: why an answer does not name it; or ""."""
+    """A node that is said to hold some of the blocks. tiers: blocks by tier. left_out: why no answer names it, or ""."""
 
     trust: NodeTrust
     blocks: int

@@ -24,6 +24,11 @@ MAX_WORKERS = 64
 MAX_EXPECTED_BLOCKS = 2**31
 """As many as an index takes."""
 MEMORY = "memory"
+_ALWAYS_PLAIN = {
+    "indexer_listen": "",
+    "page_listen": "listen on 127.0.0.1 and reach it by `kubectl port-forward` or `ssh -L`, or ",
+}
+"""Settings of addresses that have no TLS, with what to do instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +37,14 @@ class CoordinatorConfig:
 
     listen: str = setting("127.0.0.1:7400", "Address of the gRPC services; port 0 takes a free one.", metavar="HOST:PORT")
     http_listen: str = setting(
-        "127.0.0.1:7401", "Address of /metrics, /healthz and /readyz; empty turns them off.", metavar="HOST:PORT"
+        "127.0.0.1:7401",
+        "Address of /metrics, /healthz and /readyz, and if it is loopback of the live page, /; empty turns them off.",
+        metavar="HOST:PORT",
+    )
+    page_listen: str = setting(
+        "",
+        "Address of the live page (docs/page.md), where http_listen is not loopback; it shows every tenant. Empty: none.",
+        metavar="HOST:PORT",
     )
     indexer_listen: str = setting(
         "",
@@ -202,7 +214,7 @@ class CoordinatorConfig:
     def _address_faults(self) -> list[str]:
         """Probes and metrics are plaintext, but tell nothing of blocks: they may be public where the rest is encrypted."""
         out = []
-        for field in ("listen", "http_listen", "health_listen", "indexer_listen"):
+        for field in ("listen", "http_listen", "page_listen", "health_listen", "indexer_listen"):
             value = getattr(self, field)
             if field != "listen" and not value:
                 continue
@@ -211,9 +223,9 @@ class CoordinatorConfig:
             except ConfigError as error:
                 out += [f"{field}: {fault}" for fault in error.faults]
                 continue
-            secured = bool(self.tls_cert) and field != "indexer_listen"
+            secured = bool(self.tls_cert) and field not in _ALWAYS_PLAIN
             if not self.insecure and not secured and not is_loopback(host):
-                fix = "" if field == "indexer_listen" else "give tls_cert, tls_key and tls_ca, or "
+                fix = _ALWAYS_PLAIN.get(field, "give tls_cert, tls_key and tls_ca, or ")
                 out.append(f"{field}: {value} is not loopback, and there is no encryption: {fix}add --insecure")
         return out
 

@@ -30,6 +30,7 @@ from kvdir.core.event import EvictResult
 from kvdir.core.inspect import status_view
 from kvdir.core.node import Stream
 from kvdir.core.quota_keeper import QuotaKeeper
+from kvdir.core.recent_lookups import RecentLookups
 from kvdir.core.views import StatusView
 from kvdir.location import StreamState
 from kvdir.obs.logs import say
@@ -71,6 +72,7 @@ class Coordinator:
         self.metrics = metrics
         self.connections = Connections()
         self.security = Security(config)
+        self.recent = RecentLookups()
         self.name = name
         self.version = version
         self.store_id = secrets.token_hex(8)

@@ -46,4 +46,5 @@ class DirectorySource:
             tenants=caller().tenants,
             now_s=coordinator.now_s(),
         )
+        coordinator.recent.add(coordinator.now_s(), request.namespace_digest, answer)
         return encode_lookup(answer)

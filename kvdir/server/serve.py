@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import signal
 import time
@@ -28,6 +29,7 @@ from kvdir.server.config import MEMORY, CoordinatorConfig, split_address
 from kvdir.server.coordinator import Coordinator
 from kvdir.server.indexer_serve import indexing
 from kvdir.server.lookup_workers import LookupWorkers
+from kvdir.server.page.serve import page_beside_metrics, paging
 from kvdir.server.services import HEALTH_NAMES
 from kvdir.server.shared.coordinator import SharedCoordinator
 from kvdir.server.shared_port import SharedPort
@@ -43,8 +45,8 @@ _SLICE_S = 0.0005
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Where it really listens; http and indexer are empty when they are off. ticker: ends only with an error, which ends the
-    process.
+    """Where it really listens; http, indexer and page are empty when they are off. ticker: ends only with an error, which ends
+    the process.
     """
 
     grpc: str
@@ -52,6 +54,7 @@ class Bound:
     version: str
     ticker: asyncio.Task[None]
     indexer: str = ""
+    page: str = ""
 
 
 class Stop:
@@ -91,7 +94,7 @@ def run(config: CoordinatorConfig, *, on_ready: Callable[[Bound], None]) -> None
 async def serve(config: CoordinatorConfig, *, stop: Stop, on_ready: Callable[[Bound], None]) -> None:
     """Serves until `stop`; on_ready is called once everything listens."""
     async with _built(config) as coordinator, running(coordinator, stop) as bound:
-        beside = {"http": bound.http or "off", "indexer": bound.indexer or "off"}
+        beside = {"http": bound.http or "off", "indexer": bound.indexer or "off", "page": bound.page or "off"}
         say(log, logging.INFO, "serving", grpc=bound.grpc, **beside, version=bound.version)
         on_ready(bound)
         await _first(stop.drain.wait(), asyncio.shield(bound.ticker))  # without repair and staleness the answers would lie
@@ -145,18 +148,22 @@ async def running(coordinator: AnyCoordinator, stop: Stop | None = None) -> Asyn
         stack.push_async_callback(asyncio.to_thread, tracing.close, grace_s=min(config.grace_s, SPANS_S))
         server, healthy = build_server(coordinator, tracer=tracing.tracer)
         port = _bind(server, host, workers.port if workers is not None else port)
-        http = ""
+        page = await stack.enter_async_context(paging(coordinator))
+        http, page_at = "", ""
+        new_side = functools.partial(
+            HttpSide,
+            collector=coordinator.metrics,
+            refresh=_refresher(coordinator),
+            alive=pulse.fault,
+            ready=lambda: _not_ready(coordinator, workers),
+            remark=lambda: _remark(coordinator, workers),
+        )
         if config.http_listen:
-            side = HttpSide(
-                split_address(config.http_listen),
-                coordinator.metrics,
-                refresh=_refresher(coordinator),
-                alive=pulse.fault,
-                ready=lambda: _not_ready(coordinator, workers),
-                remark=lambda: _remark(coordinator, workers),
-            )
-            stack.callback(side.close)
-            http = f"{side.address[0]}:{side.address[1]}"
+            beside = page if page_beside_metrics(config.http_listen) else None
+            http = _open(new_side(split_address(config.http_listen), further=beside), stack)
+            page_at = http if beside is not None else ""
+        if config.page_listen:
+            page_at = _open(new_side(split_address(config.page_listen), further=page, setting="page_listen"), stack)
         await server.start()
         for service in HEALTH_NAMES:
             await healthy.set(service, health_pb2.HealthCheckResponse.SERVING)
@@ -168,7 +175,7 @@ async def running(coordinator: AnyCoordinator, stop: Stop | None = None) -> Asyn
             if workers is not None:
                 await workers.start()
             async with indexing(coordinator, grpc_address=_reachable(host, port)) as indexer:
-                yield Bound(f"{host}:{port}", http, coordinator.version, ticker, indexer)
+                yield Bound(f"{host}:{port}", http, coordinator.version, ticker, indexer, page_at)
         finally:
             stop.left_s(config.grace_s)
             await healthy.enter_graceful_shutdown()
@@ -180,6 +187,13 @@ async def running(coordinator: AnyCoordinator, stop: Stop | None = None) -> Asyn
             await server.stop(None)
             ticker.cancel()
             await asyncio.gather(ticker, return_exceptions=True)
+
+
+def _open(side: HttpSide, stack: contextlib.AsyncExitStack) -> str:
+    """Its address; it is closed with the stack."""
+    stack.callback(side.close)
+    host, port = side.address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _workers(coordinator: AnyCoordinator, host: str, port: int, stack: contextlib.AsyncExitStack) -> LookupWorkers | None:

@@ -105,7 +105,7 @@ def addresses(cluster: DemoCluster) -> dict[str, Any]:
     """What `--hold` says when it is ready; an interface. page, metrics: URLs. pid: to break one by hand."""
     return {
         "event": "ready",
-        "page": f"http://{cluster.coordinators[0].ready['http']}/",
+        "page": f"http://{cluster.coordinators[0].ready['page']}/",
         "metrics": [f"http://{child.ready['http']}/metrics" for child in (*cluster.coordinators, *cluster.agents)],
         "coordinators": [{"grpc": child.ready["grpc"], **_process(child)} for child in cluster.coordinators],
         "agents": [

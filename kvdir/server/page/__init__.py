@@ -1,1 +1,3 @@
-"""The coordinator's live page (docs/page.md): what it shows (copies, document, rates), who gets it (feed, routes), and how it looks (static)."""
+"""The coordinator's live page (docs/page.md): what it shows (copies, rates, document), to whom (feed, routes, answers), and
+its looks (static).
+"""

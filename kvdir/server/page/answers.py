@@ -1,6 +1,7 @@
 """Answers to what the page asks: a node in full, who holds pasted blocks, what became of a request. On HTTP threads.
 
-Each asks the coordinator's loop for values, for ANSWER_S at most, and makes the document here. Raises KvdirError with words for people.
+Each asks the coordinator's loop for values, for ANSWER_S at most, and makes the document here. Raises KvdirError with words
+for people.
 """
 
 from __future__ import annotations
@@ -15,10 +16,9 @@ import msgspec
 from kvdir.core.views import NamespaceView
 from kvdir.core.who_holds import WhoHolds
 from kvdir.errors import DeadlineExceeded, InvalidInput, Unavailable
-from kvdir.fingerprint import Fingerprints
-from kvdir.server.page.copies import Copy, PageSource
+from kvdir.server.page.copies import PageSource
 from kvdir.server.page.document import explained, node_document, recent_document
-from kvdir.server.page.question import read_question
+from kvdir.server.page.question import Question, read_question
 
 T = TypeVar("T")
 
@@ -46,15 +46,12 @@ class Answers:
         return self._wait(self._node(name))
 
     def explain(self, body: bytes) -> dict[str, Any]:
-        """{"lookups": [...]} of who holds the blocks, a namespace each, or {"request": ...}."""
+        """{"lookups": [...]} of who holds the blocks, a namespace each, or {"request": ...} of a lookup that had this name."""
         try:
             asked = msgspec.json.decode(body, type=Asked)
         except msgspec.DecodeError as error:
             raise InvalidInput(f"not a question: {error}") from error
-        question = read_question(asked.text)
-        if question.fingerprints is None:
-            return self._wait(self._request(question.name))
-        return self._wait(self._explain(question.fingerprints, asked.namespace))
+        return self._wait(self._explain(read_question(asked.text), asked.namespace))
 
     async def _node(self, name: str) -> dict[str, Any]:
         copy = await self._source.copy()
@@ -64,17 +61,16 @@ class Answers:
         story, now_s = await self._source.story(name)
         return node_document(view, copy, story, now_s=now_s)
 
-    async def _request(self, name: str) -> dict[str, Any]:
-        copy, found = await self._source.copy(), self._source.lookup(name)
-        if found is None:
+    async def _explain(self, question: Question, namespace: str) -> dict[str, Any]:
+        copy, fingerprints = await self._source.copy(), question.fingerprints
+        found = self._source.lookup(question.name)
+        if found is not None:
+            return {"request": recent_document(found, now_s=copy.now_s)}
+        if fingerprints is None:
             raise InvalidInput(
-                f"{name!r} is no fingerprint, and no recent lookup had it as request id or trace id: the newest few hundred are "
-                "remembered, of those that this process answered itself (replicas and lookup workers tell it of none)"
+                f"{question.name!r} is no fingerprint, and no recent lookup had it as request id or trace id: the newest few "
+                "hundred are remembered that this process answered itself (replicas and lookup workers tell it of none)"
             )
-        return {"request": recent_document(found, now_s=copy.now_s)}
-
-    async def _explain(self, fingerprints: Fingerprints, namespace: str) -> dict[str, Any]:
-        copy = await self._source.copy()
         known = {view.digest: view for view in copy.status.namespaces}
         if namespace:
             wanted = [digest for digest in known if digest.hex().startswith(namespace.lower())]
@@ -105,6 +101,3 @@ def _told(answers: list[WhoHolds], known: dict[bytes, NamespaceView]) -> list[di
     """Those in which somebody has some of the blocks, most first; if nobody has, all that were tried."""
     found = sorted((answer for answer in answers if answer.claims), key=lambda answer: -answer.hits)
     return [explained(answer, known.get(answer.namespace_digest)) for answer in found or answers]
-
-
-__all__ = ["ANSWER_S", "Answers", "Copy"]

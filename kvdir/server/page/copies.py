@@ -7,13 +7,13 @@ may be a few turns apart, each with its own age. Answers to questions (explain, 
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvdir.core.admission import Counters
 from kvdir.core.inspect import node_view
 from kvdir.core.recent_lookups import RecentLookup
 from kvdir.core.story import Kind, StoryEntry
@@ -34,12 +34,14 @@ REMEMBERED_CHANGES = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """One moment. now_s: monotonic; unix_ms: for people. notes: newest first; noted: how many there ever were.
+    """One moment. life: differs between two processes. now_s: monotonic; unix_ms: for people. notes: newest first; noted: how
+    many there ever were.
 
     stale_blocks: that lookups named and owners did not hold. lookups: newest first. remarks: why it may not be asked, or only
     with care, in words.
     """
 
+    life: str
     now_s: float
     unix_ms: int
     status: StatusView
@@ -77,6 +79,7 @@ class DirectoryPage:
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
+        self._life = secrets.token_hex(8)
 
     async def copy(self) -> Copy:
         coordinator, directory = self._coordinator, self._coordinator.directory
@@ -89,6 +92,7 @@ class DirectoryPage:
                 await asyncio.sleep(0)
         config, counted = coordinator.config, coordinator.metrics.counted(directory, coordinator.metrics.beside())
         return Copy(
+            life=self._life,
             now_s=coordinator.now_s(),
             unix_ms=int(time.time() * 1000),
             status=coordinator.status(),
@@ -98,7 +102,7 @@ class DirectoryPage:
             noted=directory.story.noted,
             lookups=tuple(coordinator.recent.newest(LOOKUPS)),
             remarks=_remarks(coordinator.not_ready(), coordinator.remark()),
-            watchers=len(coordinator.watching),
+            watchers=len(coordinator.watching.calls),
             lookup_workers=config.lookup_workers,
             heartbeat_s=config.heartbeat_interval_ms / 1000,
             stale_after_s=config.stale_after_s,
@@ -123,6 +127,7 @@ class StorePage:
     def __init__(self, coordinator: SharedCoordinator) -> None:
         self._coordinator = coordinator
         self._changes = Changes()
+        self._life = secrets.token_hex(8)
 
     async def copy(self) -> Copy:
         coordinator = self._coordinator
@@ -130,10 +135,11 @@ class StorePage:
         nodes = coordinator.link.fleet.views(now_s)
         self._changes.seen(nodes, now_s=now_s)
         return Copy(
+            life=self._life,
             now_s=now_s,
             unix_ms=int(time.time() * 1000),
             status=coordinator.status(),
-            stale_blocks=_counters(coordinator).stale_blocks,
+            stale_blocks=coordinator.counters.stale_blocks,
             nodes=nodes,
             notes=tuple(self._changes.newest(NOTES)),
             noted=self._changes.noted,
@@ -169,14 +175,16 @@ class Changes:
     def seen(self, nodes: Sequence[NodeView], *, now_s: float) -> None:
         """These are the nodes now. What was so at the first look is no change."""
         now = {view.trust.node: (view.trust.epoch, view.trust.state.name.lower(), view.trust.reason) for view in nodes}
-        for node in now.keys() | (self._before or {}).keys() if self._before is not None else ():
-            before, after = self._before.get(node), now.get(node)
+        known = now if self._before is None else self._before
+        for node in sorted(now.keys() | known.keys()):
+            before, after = known.get(node), now.get(node)
             if after is None:
                 self._note(now_s, node, 0, Kind.ORPHAN, "forgotten")
             elif before is None or before[0] != after[0]:
                 self._note(now_s, node, after[0], Kind.REGISTERED, f"a new epoch, {after[1]}")
             elif before[1] != after[1]:
-                self._note(now_s, node, after[0], Kind.STATE, f"{before[1]} -> {after[1]}" + (f": {after[2]}" if after[2] else ""))
+                why = f": {after[2]}" if after[2] else ""
+                self._note(now_s, node, after[0], Kind.STATE, f"{before[1]} -> {after[1]}{why}")
         self._before = now
 
     def newest(self, count: int) -> list[StoryEntry]:
@@ -189,10 +197,6 @@ class Changes:
     def _note(self, now_s: float, node: str, epoch: int, kind: Kind, words: str) -> None:
         self._notes.append(StoryEntry(now_s, node, epoch, kind, words))
         self.noted += 1
-
-
-def _counters(coordinator: SharedCoordinator) -> Counters:
-    return coordinator.counters
 
 
 def _remarks(*words: str) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """A copy as the page reads it: one JSON object that stands alone, so that one which is skipped is no loss. Pure.
 
-Rules: every figure that is folded from a lossy stream is [value, why it is not trusted], the second empty when it is; nothing is
-cut short without saying how much. Bounded: notes, namespaces and sources are; nodes are as many as there are.
+Rules: every figure that is folded from a lossy stream is [value, why it is not trusted], the second empty when it is; nothing
+is cut short without saying how much. Bounded: notes, namespaces and sources are; nodes are as many as there are.
 Ages are seconds at the moment of the copy.
 """
 
@@ -84,6 +84,7 @@ def document(copy: Copy, point: Point | None, *, number: int, viewers: int) -> d
 def _coordinator(copy: Copy) -> dict[str, Any]:
     status = copy.status
     return {
+        "life": copy.life,
         "name": status.coordinator,
         "version": status.version,
         "uptime_s": round(status.uptime_s, 1),
@@ -167,7 +168,7 @@ def _tiers(holdings: Iterable[HoldingView], trust: NodeTrust) -> dict[str, Sum]:
 
 
 def _sums(live: list[NodeView]) -> tuple[dict[str, Sum], dict[bytes, Sum]]:
-    """By tier, and by namespace. A stream that is not synced makes untrusted whatever it may have changed: all that it announced."""
+    """By tier, and by namespace. A stream that is not synced makes untrusted all that it may have changed."""
     tiers: defaultdict[str, Sum] = defaultdict(Sum)
     namespaces: defaultdict[bytes, Sum] = defaultdict(Sum)
     for view in live:

@@ -2,10 +2,10 @@
 
     coordinator's loop: copies plain values ──▶ this thread: document, one encoding ──▶ the viewers' sockets
 
-Rules: nothing is copied while nobody watches; pictures come more rarely when they cost much (at most BUSY of the time). A picture
-stands alone: who has not taken the last one yet is not sent the next, so a slow viewer costs one picture's memory and nobody's
-time; one that takes nothing for STALL_S is dropped. Viewers are bounded. Sockets never block; a viewer costs no thread.
-Format: WHATWG HTML, "Server-sent events".
+Rules: nothing is copied while nobody watches; pictures come more rarely when they cost much (at most BUSY of the time). A
+picture stands alone: who has not taken the last one yet is not sent the next, so a slow viewer costs one picture's memory and
+nobody's time; one that takes nothing for STALL_S is dropped. Viewers are bounded. Sockets never block; a viewer costs no
+thread. Format: WHATWG HTML, "Server-sent events".
 """
 
 from __future__ import annotations
@@ -118,12 +118,12 @@ class Feed:
             self._changed.notify()
         return True
 
-    def close(self) -> None:
-        """Ends every stream; clients come back by themselves."""
+    async def close(self) -> None:
+        """Ends every stream; clients come back by themselves. On the loop, which goes on turning for a copy under way."""
         with self._changed:
             self._closed = True
             self._changed.notify()
-        self._thread.join(timeout=COPY_S + 1)
+        await asyncio.to_thread(self._thread.join)
 
     # -- the thread ------------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
 """What somebody pastes into the lookup explainer: fingerprints, or the name of a request. Pure.
 
-Fingerprints are told apart from names by what they are: hexadecimal or base64 of 8, 16 or 32 bytes, all alike, between spaces, commas,
-quotes or brackets, so that a Python list or a line of a log can be pasted as it is. A single word that is none is a name.
+Fingerprints are told apart from names by what they are: hexadecimal or base64 of 8, 16 or 32 bytes, all alike, between spaces,
+commas, quotes or brackets, so that a Python list or a line of a log can be pasted as it is. A single word that is none is a
+name.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _BASE64 = {4 * -(-width // 3): width for width in WIDTHS}
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Either fingerprints or the name of a request."""
+    """fingerprints: None when there are none. name: of a request, if it may be one: a trace id looks like a fingerprint."""
 
     fingerprints: Fingerprints | None
     name: str = ""
@@ -37,18 +38,25 @@ def read_question(text: str) -> Question:
     if not words:
         raise InvalidInput("paste fingerprints (hexadecimal or base64, separated by spaces or commas), or a request id")
     if len(words) > MAX_FINGERPRINTS:
-        raise InvalidInput(f"{len(words)} fingerprints, at most {MAX_FINGERPRINTS} are explained at a time: paste the first ones")
+        raise InvalidInput(
+            f"{len(words)} fingerprints, at most {MAX_FINGERPRINTS} are explained at a time: paste the first ones"
+        )
     found = [_fingerprint(word) for word in words]
-    if len(words) == 1 and found[0] is None and len(words[0]) <= MAX_NAME:
-        return Question(None, words[0])
+    name = words[0] if len(words) == 1 and len(words[0]) <= MAX_NAME else ""
+    if name and found[0] is None:
+        return Question(None, name)
     for word, item in zip(words, found, strict=True):
         if item is None:
-            raise InvalidInput(f"{word[:80]!r} is no fingerprint: 16, 32 or 64 hexadecimal digits, or base64 of 8, 16 or 32 bytes")
+            raise InvalidInput(
+                f"{word[:80]!r} is no fingerprint: 16, 32 or 64 hexadecimal digits, or base64 of 8, 16 or 32 bytes"
+            )
     items = [item for item in found if item is not None]
     odd = next((item for item in items if len(item) != len(items[0])), None)
     if odd is not None:
-        raise InvalidInput(f"fingerprints of {len(items[0])} and of {len(odd)} bytes in one list: they are of different schemes")
-    return Question(Fingerprints.of(items))
+        raise InvalidInput(
+            f"fingerprints of {len(items[0])} and of {len(odd)} bytes in one list: they are of different schemes"
+        )
+    return Question(Fingerprints.of(items), name)
 
 
 def _fingerprint(word: str) -> bytes | None:

@@ -1,7 +1,8 @@
 """What happened between two copies: differences of figures that only grow, over all nodes. Pure.
 
-Rules: a node's figures begin anew with its epoch, so differences are taken node by node and never across epochs; a node seen for the
-first time contributes from the next copy on. What the agents say comes with their heartbeats, so a point is up to one behind.
+Rules: a node's figures begin anew with its epoch, so differences are taken node by node and never across epochs; a node seen
+for the first time contributes from the next copy on. What the agents say comes with their heartbeats, so a point is up to one
+behind.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ _RESULTS = tuple(item.name for item in fields(ReadFigures) if item.name != "sour
 
 
 class Point(NamedTuple):
-    """An interval of took_s that ended at unix_ms. lookups, asked, named: at the coordinator, in lists and blocks; refuted: blocks
-    that it had named and their owners did not hold. The others: blocks of the agents' loads, by result, and bytes from peers.
+    """An interval of took_s that ended at unix_ms. lookups, asked, named: at the coordinator, in lists and blocks; refuted:
+    blocks that it had named and their owners did not hold. The others: blocks of the agents' loads, by result, and bytes from
+    peers.
     """
 
     unix_ms: int

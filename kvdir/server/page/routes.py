@@ -1,19 +1,22 @@
 """The page's paths on the HTTP side: /, its assets, the stream of pictures, and the questions it asks.
 
 Rules: it shows every tenant, so it is for whoever may read this machine's loopback (or is let through to it, as kubectl
-port-forward does), and for nobody else: requests that come under another name, or from another site's page, are refused; the browser is
-told to load nothing from elsewhere and to run no script but the page's own. Reads only: nothing here changes anything.
+port-forward does), and for nobody else: requests that come under another name, or from another site's page, are refused; the
+browser is told to load nothing from elsewhere and to run no script but the page's own. Reads only: nothing here changes
+anything.
 """
 
 from __future__ import annotations
 
 import mimetypes
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Callable
+from email.message import Message
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from importlib import resources
 from socket import socket
+from typing import Any
 
 import msgspec
 
@@ -73,8 +76,8 @@ class PageRoutes:
             body = request.rfile.read(int(length))
             self._answer(request, lambda: self._answers.explain(body))
 
-    def _answer(self, request: BaseHTTPRequestHandler, answer: object) -> None:
-        assert callable(answer)
+    def _answer(self, request: BaseHTTPRequestHandler, answer: Callable[[], dict[str, Any]]) -> None:
+        content: dict[str, Any]
         try:
             content, status = answer(), HTTPStatus.OK
         except KvdirError as error:
@@ -110,7 +113,7 @@ class PageRoutes:
             request.send_header(name, value)
 
 
-def _site_fault(headers: Mapping[str, str]) -> str:
+def _site_fault(headers: Message) -> str:
     """Why this is not a request of the page's own, in words; programs that are no browsers say nothing of it."""
     site, origin = headers.get("Sec-Fetch-Site", "none"), headers.get("Origin", "")
     if site not in ("none", "same-origin"):

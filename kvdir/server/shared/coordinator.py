@@ -18,6 +18,7 @@ from kvdir.core.effects import RequestReplay, RequestSnapshot
 from kvdir.core.fleet import SavedNode
 from kvdir.core.namespaces import Announced
 from kvdir.core.policy import Grant
+from kvdir.core.recent_lookups import RecentLookups
 from kvdir.core.repair import Ask, new_tallies
 from kvdir.core.shared_stream import SharedStream
 from kvdir.core.store_steps import Held
@@ -56,6 +57,7 @@ class SharedCoordinator:
         self.connections = Connections()
         self.security = Security(config)
         self.metrics = StoreCoordinatorMetrics()
+        self.recent = RecentLookups()
         self.rejected: Counter[str] = Counter()
         self.repairs = new_tallies()
         self.link = StoreLink(store, config, on_emptied=self._emptied)

@@ -45,15 +45,16 @@ class StoreSource:
         tenants = caller().tenants
 
         async def answer() -> directory_pb2.LookupResponse:
-            return encode_lookup(
-                await self._coordinator.questions.lookup(
-                    request.namespace_digest,
-                    fingerprints,
-                    prefix=request.mode == PREFIX,
-                    min_trust=min_trust,
-                    tenants=tenants,
-                )
+            coordinator = self._coordinator
+            answered = await coordinator.questions.lookup(
+                request.namespace_digest,
+                fingerprints,
+                prefix=request.mode == PREFIX,
+                min_trust=min_trust,
+                tenants=tenants,
             )
+            coordinator.recent.add(coordinator.now_s(), request.namespace_digest, answered)
+            return encode_lookup(answered)
 
         return answer()
 
