@@ -50,6 +50,9 @@ class CallLimits:
     max_streams: int = 0
 
 
+NO_LIMITS = CallLimits()
+
+
 class Gate:
     """See the module docstring. secured: its ports ask for certificates. carries: a lookup worker's word is believed on a unix
     socket. audited: what a call is written down with in the audit log; None: it is not. refused, limited, audits: since the
@@ -62,7 +65,7 @@ class Gate:
         rights: Rights | None = None,
         secured: bool = False,
         policy: Callable[[], Policy] = lambda: OPEN,
-        limits: CallLimits = CallLimits(),
+        limits: CallLimits = NO_LIMITS,
         carries: bool = False,
         audited: Callable[[str, Any], str | None] = lambda method, request: None,
         now_s: Callable[[], float] = time.monotonic,

@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
-from kvdir.core.policy import OPEN, Policy
+from kvdir.core.policy import Policy
 from kvdir.core.policy_parse import parse_policy
 from kvdir.errors import ConfigError
 from kvdir.namespace import salt_digest
@@ -34,6 +34,8 @@ class PolicyFile:
         """Raises ConfigError with every fault."""
         self.path = path
         self.fault = ""
+        self.reloads = 0
+        self.refused_reloads = 0
         self._files: list[Path] = [path]
         self.policy = read_policy(path, self._files)
         self._seen = self._signature()
@@ -47,11 +49,13 @@ class PolicyFile:
             policy = read_policy(self.path, files)
         except ConfigError as error:
             self.fault = "; ".join(error.faults)
+            self.refused_reloads += 1
             say(log, logging.ERROR, "policy not taken", file=self.path, reason=self.fault)
             return False
         finally:
             self._files = files
             self._seen = self._signature()
+        self.reloads += 1
         changed, self.policy, self.fault = policy != self.policy, policy, ""
         say(log, logging.INFO, "policy read", file=self.path, identities=len(policy.entries or ()), changed=changed)
         return changed
@@ -99,7 +103,3 @@ def _look(path: Path) -> tuple[int, ...]:
     except OSError:
         return ()
     return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
-
-
-def policy_of(file: PolicyFile | None) -> Policy:
-    return OPEN if file is None else file.policy

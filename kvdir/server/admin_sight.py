@@ -12,7 +12,7 @@ from kvdir.core.views import SumsView, ViewScope
 from kvdir.errors import Forbidden
 from kvdir.location import PROTOCOL_VERSION
 from kvdir.rpc.caller import caller
-from kvdir.server.security import Security
+from kvdir.rpc.security import Security
 from kvdir.v1 import admin_pb2
 
 

@@ -40,7 +40,7 @@ from kvdir.rpc.gate import Gate
 from kvdir.server.checkpoint import Checkpointer, CheckpointFigures
 from kvdir.server.config import CoordinatorConfig
 from kvdir.server.connections import Connections
-from kvdir.server.security import Security
+from kvdir.server.rights import coordinator_security
 from kvdir.server.watching import Watching
 from kvdir.v1 import events_pb2
 
@@ -71,8 +71,9 @@ class Coordinator:
         self.directory = directory
         self.metrics = metrics
         self.connections = Connections()
-        self.security = Security(config)
         self.recent = RecentLookups()
+        self.security = coordinator_security(config)
+        self.security.watched_by(metrics.tally)
         self.name = name
         self.version = version
         self.store_id = secrets.token_hex(8)

@@ -8,7 +8,7 @@ elsewhere: those are let in, and the names that are given. Does not: say who ask
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 
 def host_fault(header: str | None, *, names: Collection[str] = ()) -> str:
@@ -19,6 +19,20 @@ def host_fault(header: str | None, *, names: Collection[str] = ()) -> str:
     if host == "localhost" or host in names or _is_address(host):
         return ""
     return f"this is not served under the name {host[:100]!r}: use its address, such as 127.0.0.1, or localhost"
+
+
+def foreign_page(headers: Mapping[str, str], *, loopback: bool) -> str:
+    """Why a request to an API without identities is not answered, in words; or empty: a page of somebody else's made it.
+
+    Browsers send Origin with whatever a page sends elsewhere; routers send none. loopback: reached from this machine only, so
+    by an address of it, or as localhost; elsewhere names are whatever people have given. headers: names in lower case.
+    """
+    host, origin = headers.get("host", ""), headers.get("origin")
+    if loopback and host and (fault := host_fault(host)):
+        return fault
+    if origin is not None and origin.partition("://")[2] != host:
+        return "a page from elsewhere asks (Origin): this is for routers, which send no Origin"
+    return ""
 
 
 def name_of(header: str) -> str:

@@ -26,9 +26,12 @@ from urllib.parse import parse_qs
 import msgspec
 
 from kvdir.core.instance import parse
+from kvdir.core.policy import ALL, Grant
 from kvdir.core.score import Scores
+from kvdir.engines.events import tenant_of
 from kvdir.errors import (
     DeadlineExceeded,
+    Forbidden,
     InvalidInput,
     KvdirError,
     Overloaded,
@@ -39,6 +42,7 @@ from kvdir.errors import (
 )
 from kvdir.location import MinTrust, NodeTrust
 from kvdir.rpc.interceptors import CallObserver
+from kvdir.server.host_header import foreign_page
 from kvdir.server.http_server import Request, Response
 from kvdir.server.indexer_answers import Hit, Listener, agent_document, query_answer, worker_document
 from kvdir.server.indexer_names import instance_id_of, registered_stream
@@ -85,7 +89,8 @@ class Followed(Protocol):
 
 class Indexer:
     """See the module docstring. observer: calls are counted as "indexer/query" and so on. not_ready: of the coordinator, in
-    words; draining: whether nobody should come any more.
+    words; draining: whether nobody should come any more. sees: whose namespaces are answered about: callers are nobody here, so
+    it is the same for all. loopback: browsers of this machine reach it, so whose page asks is looked at.
     """
 
     def __init__(
@@ -97,6 +102,8 @@ class Indexer:
         max_fingerprints: int,
         not_ready: Callable[[], str],
         draining: Callable[[], bool],
+        sees: Callable[[], Grant] = lambda: ALL,
+        loopback: bool = False,
     ) -> None:
         self._source = source
         self._followed = followed
@@ -104,6 +111,8 @@ class Indexer:
         self._max_fingerprints = max_fingerprints
         self._not_ready = not_ready
         self._draining = draining
+        self._sees = sees
+        self._loopback = loopback
         self._registered: dict[tuple[str, str, int], Registration] = {}
         self._routes: Mapping[tuple[str, str], Callable[[Request], Any]] = {
             ("POST", "/query"): self._query,
@@ -116,6 +125,10 @@ class Indexer:
 
     async def answer(self, request: Request) -> Response:
         """One request: never raises for what a client may do wrong."""
+        foreign = foreign_page(request.headers, loopback=self._loopback)
+        if foreign:
+            body = msgspec.json.encode({"error": foreign, "reason": "foreign_page"})
+            return Response(HTTPStatus.FORBIDDEN, body + b"\n")
         path = request.target.partition("?")[0]
         route = self._routes.get(("GET" if request.method == "HEAD" else request.method, path))
         if route is None:
@@ -146,9 +159,11 @@ class Indexer:
         large = len(request.body) >= THREAD_BYTES
         query: Query = await _run(large, lambda: read_query(_body(request), by_hash=by_hash))
         scope = Scope(model=query.model, adapter=query.adapter, cache_salt=query.cache_salt, tenant_id=query.tenant)
-        spaces = [known.namespace for known in self._source.namespaces if scope.holds(known.namespace)]
+        sees = self._sees()
+        visible = [known.namespace for known in self._source.namespaces if known.namespace.tenant in sees]
+        spaces = [space for space in visible if scope.holds(space)]
         if not spaces:
-            self._require_model(query)
+            self._require_model(query, {space.model for space in visible if space.tenant in scope.tenants})
         named: Named = await _run(large, lambda: names(spaces, _naming(query), block_tokens=query.block_tokens))
         scores = Scores((), ())
         if named.parts:
@@ -157,6 +172,7 @@ class Indexer:
                 named.parts,
                 max_instances=MAX_INSTANCES,
                 max_fingerprints=self._max_fingerprints,
+                tenants=sees,
             )
         sizes = {space.block_tokens for space in spaces}
         block_tokens = query.block_tokens or (sizes.pop() if len(sizes) == 1 else 0)
@@ -185,13 +201,12 @@ class Indexer:
         found = [item for key, item in self._registered.items() if key[:2] == (tenant, instance_id)]
         return sorted(found, key=lambda item: item.dp_rank or 0)
 
-    def _require_model(self, query: Query) -> None:
-        if any(item.model == query.model for item in self._registered.values()):
-            return
-        models = {known.namespace.model for known in self._source.namespaces}
+    def _require_model(self, query: Query, models: set[str]) -> None:
+        """models: those that this query may know of; another tenant's are as unknown as those that nobody has."""
+        models = models | {item.model for item in self._registered.values() if item.tenant == query.tenant}
         if query.model in models:
             return  # of another adapter: nobody has anything
-        shown = ", ".join(sorted(models | {item.model for item in self._registered.values()})[:8])
+        shown = ", ".join(sorted(models)[:8])
         words = f"no engine or node here serves model {query.model!r}; known: {shown or 'none yet'}"
         raise NotFound(words, reason="unknown_model", field=query.api.value)
 
@@ -201,6 +216,7 @@ class Indexer:
         if self._draining():
             raise Unavailable("this coordinator is going down: register with another one")
         item = read_registration(_body(request))
+        self._require_tenant(item.tenant)
         known = self._registered.get(item.key)
         if known is None:
             self._refuse_conflict(item)
@@ -212,6 +228,11 @@ class Indexer:
         if item.api is Api.DYNAMO:
             return HTTPStatus.CREATED, {"status": "ok", "instance_id": item.given}
         return HTTPStatus.OK, {"status": "registered successfully", "instance_id": item.given}
+
+    def _require_tenant(self, tenant: str) -> None:
+        """Raises Forbidden: its namespaces could not be asked about here, and whoever calls is nobody."""
+        if not self._sees().every and tenant_of(tenant) not in self._sees():
+            raise Forbidden(f"tenant {tenant} is none of the indexer's: see indexer_identity and the policy file")
 
     def _refuse_conflict(self, item: Registration) -> None:
         for other in self._registered.values():
@@ -249,7 +270,10 @@ class Indexer:
         trusts = {trust.node: trust for trust in self._source.trusts()}
         listeners = {listener.stream: listener for listener in self._followed.listeners()}
         out = []
+        sees = self._sees()
         for tenant, instance_id in dict.fromkeys(key[:2] for key in self._registered):
+            if tenant_of(tenant) not in sees:
+                continue
             ranks = [item for item in self._ranks(tenant, instance_id) if model in ("", item.model)]
             if ranks and group in ("", tenant):
                 named = [(item, registered_stream(item.node, item.tenant, item.instance_id, item.dp_rank)) for item in ranks]
@@ -261,7 +285,7 @@ class Indexer:
     def _agents(self, model: str, trusts: Mapping[str, NodeTrust]) -> Iterable[dict[str, Any]]:
         """Engines that agents follow, by the model they have announced blocks of."""
         found: dict[tuple[str, str], list[tuple[int, NodeTrust]]] = {}
-        for stream, models, _ in self._source.serving(MinTrust.ANY):
+        for stream, models, _ in self._source.serving(MinTrust.ANY, self._sees()):
             of = parse(stream)
             if of.engine and instance_id_of(of.instance)[1] == of.instance and stream in trusts:
                 for name in models:
@@ -310,6 +334,8 @@ def _refusal(error: KvdirError) -> tuple[HTTPStatus, dict[str, str]]:
             return HTTPStatus.REQUEST_ENTITY_TOO_LARGE, document
         case InvalidInput():
             return HTTPStatus.BAD_REQUEST, document
+        case Forbidden():
+            return HTTPStatus.FORBIDDEN, document
         case UnknownNamespace():
             return HTTPStatus.NOT_FOUND, document
         case Overloaded() | Unavailable():

@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator
 from kvdir.client.discovery import Discovery
 from kvdir.client.engine_life import Publishing
 from kvdir.server.app import AnyCoordinator, score_source
-from kvdir.server.config import split_address
+from kvdir.server.config import is_loopback, split_address
 from kvdir.server.http_server import HttpLimits, HttpServer
 from kvdir.server.indexer import Indexer
 from kvdir.server.indexer_engines import RegisteredEngines
+from kvdir.server.rights import indexer_tenants
 
 
 @contextlib.asynccontextmanager
@@ -34,6 +35,8 @@ async def indexing(coordinator: AnyCoordinator, *, grpc_address: str) -> AsyncIt
         max_fingerprints=config.max_fingerprints,
         not_ready=coordinator.not_ready,
         draining=lambda: coordinator.draining,
+        sees=lambda: indexer_tenants(coordinator.security, config.indexer_identity),
+        loopback=is_loopback(host),
     )
     server = HttpServer(indexer.answer, HttpLimits(body_bytes=config.max_message_bytes))
     try:

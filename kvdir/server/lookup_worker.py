@@ -41,9 +41,9 @@ from kvdir.obs.spans import Kind, Tracer, rpc_span
 from kvdir.obs.tracing import SPANS_S, open_tracing
 from kvdir.rpc.caller import caller, carried_claims
 from kvdir.rpc.channel import client_options, server_options
-from kvdir.rpc.gate import CallLimits, Gate
+from kvdir.rpc.gate import CallLimits
 from kvdir.rpc.interceptors import EdgeInterceptor
-from kvdir.rpc.policy_file import PolicyFile, policy_of
+from kvdir.rpc.security import Security
 from kvdir.rpc.status import from_rpc_error
 from kvdir.server.directory_service import DirectoryService
 from kvdir.server.lookup_stream import LOOKUP, METHOD, LookupStreams
@@ -159,17 +159,22 @@ class _Worker:
             process=f"worker-{spec.number}",
             tracer=tracer,
         )
-        self._policy = PolicyFile(Path(spec.policy)) if spec.policy else None
-        self._gate = Gate(
-            rights=RIGHTS,
+        self._security = Security(
+            policy=spec.policy,
             secured=spec.secured,
-            policy=lambda: policy_of(self._policy),
+            rights=RIGHTS,
             limits=CallLimits(max_requests_per_s=spec.max_requests_per_s, max_streams=spec.max_streams_per_identity),
         )
         self._healthy = health.aio.HealthServicer()
         self._server = grpc.aio.server(
             interceptors=[
-                EdgeInterceptor(self._calls, max_deadline_s=spec.max_deadline_s, on_bug=log_bug, gate=self._gate, tracer=tracer)
+                EdgeInterceptor(
+                    self._calls,
+                    max_deadline_s=spec.max_deadline_s,
+                    on_bug=log_bug,
+                    gate=self._security.gate,
+                    tracer=tracer,
+                )
             ],
             options=server_options(max_message_bytes=spec.max_message_bytes, share_port=True),
         )
@@ -186,13 +191,10 @@ class _Worker:
 
     async def run_until(self, stop: asyncio.Event) -> None:
         waiting = asyncio.create_task(stop.wait())
-        following = None if self._policy is None else asyncio.create_task(self._policy.keep(self._gate.policy_changed))
-        while not stop.is_set():
-            await asyncio.wait({waiting}, timeout=TURN_S)
-            await self._turn()
-        if following is not None:
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
+        async with self._security.kept():
+            while not stop.is_set():
+                await asyncio.wait({waiting}, timeout=TURN_S)
+                await self._turn()
         await self._healthy.enter_graceful_shutdown()
         self._streams.drain()
         await self._server.stop(self._spec.grace_s)

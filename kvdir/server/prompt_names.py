@@ -50,11 +50,16 @@ class Scope:
     cache_salt: str = ""
     tenant_id: str = ""
 
-    def holds(self, namespace: Namespace) -> bool:
+    @property
+    def tenants(self) -> frozenset[str]:
+        """Whose namespaces may know it."""
         tenants = {NO_TENANT, tenant_of(self.tenant_id or None), tenant_of(self.tenant_id or None, self.cache_salt)}
         if len(self.cache_salt.encode()) >= 8:
             tenants.add(f"salt:{salt_digest(self.cache_salt)}")
-        return namespace.model == self.model and namespace.adapter == self.adapter and namespace.tenant in tenants
+        return frozenset(tenants)
+
+    def holds(self, namespace: Namespace) -> bool:
+        return namespace.model == self.model and namespace.adapter == self.adapter and namespace.tenant in self.tenants
 
 
 @dataclass(frozen=True, slots=True)

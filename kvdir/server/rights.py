@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvdir.core.policy import Role
+from kvdir.core.policy import ALL, NOTHING, Grant, Role
+from kvdir.namespace import NO_TENANT
+from kvdir.rpc.security import Security
+from kvdir.server.config import CoordinatorConfig
 
 _EVERY = frozenset(Role)
 _READERS = frozenset((Role.AGENT, Role.ROUTER, Role.ENGINE, Role.ADMIN))
@@ -35,3 +38,25 @@ def audited(method: str, request: Any) -> str | None:
         "of a fingerprint" if getattr(request, "fingerprint", b"") else "",
     )
     return " ".join(filter(None, parts))
+
+
+def coordinator_security(config: CoordinatorConfig) -> Security:
+    """Of the main process. Raises ConfigError."""
+    return Security(
+        policy=config.policy,
+        secured=bool(config.tls_cert),
+        rights=RIGHTS,
+        limits=config.call_limits,
+        carries=config.lookup_workers > 0,
+        audited=audited,
+    )
+
+
+def indexer_tenants(security: Security, identity: str) -> Grant:
+    """Whose namespaces the indexer answers about. identity: a name of the policy; empty: none was given."""
+    if security.file is None:
+        return ALL
+    if not identity:
+        return Grant(frozenset((NO_TENANT,)))
+    found = security.policy.named(identity)
+    return NOTHING if found is None else found.tenants

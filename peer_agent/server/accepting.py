@@ -15,7 +15,8 @@ import logging
 from collections.abc import Callable
 
 from kvdir.config import show_bytes
-from kvdir.errors import NamespaceError, NoSpace, UnknownNamespace
+from kvdir.core.policy import ANONYMOUS, Identity
+from kvdir.errors import Forbidden, NamespaceError, NoSpace, UnknownNamespace
 from kvdir.namespace import Namespace
 from kvdir.obs.logs import say
 from peer_agent.memory.arena import Arena
@@ -49,17 +50,27 @@ class Accepting:
         """How many more will be."""
         return self._spare.namespaces - len(self._accepted)
 
-    def described(self, digest: bytes, canonical: bytes) -> Namespace:
-        """The namespace of this digest, served already or as the engine describes it. Raises UnknownNamespace, in words."""
+    def described(self, digest: bytes, canonical: bytes, who: Identity = ANONYMOUS) -> Namespace:
+        """The namespace of this digest, served already or as the engine describes it. Raises UnknownNamespace, in words.
+
+        Raises Forbidden for a description of a tenant that is not the engine's, whether or not anybody serves it; the digest
+        alone of such a namespace is as unknown as any.
+        """
         known = self._store.namespaces.get(digest)
-        if known is not None:
+        if known is not None and known.tenant in who.tenants:
             return known
         try:
             namespace = Namespace.from_canonical(canonical)
         except NamespaceError:
             namespace = None
+        if namespace is not None and namespace.digest == digest and namespace.tenant not in who.tenants:
+            raise Forbidden(
+                f"{who.name} may not attach for the tenant of this namespace: the policy file of the agent says whose it may "
+                "(tenants)"
+            )
         if not self._spare.namespaces or namespace is None or namespace.digest != digest:
-            why = explain_unknown(digest, canonical, self._store.namespaces.values())
+            served = (item for item in self._store.namespaces.values() if item.tenant in who.tenants)
+            why = explain_unknown(digest, canonical, served)
             fix = "describe it in a file of `namespaces`, or let engines bring theirs with accept_bytes"
             raise UnknownNamespace(why if self._spare.namespaces else f"{why}; {fix}")
         if namespace.is_announced:

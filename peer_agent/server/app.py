@@ -196,6 +196,7 @@ class Agent:
 
     async def _serve(self, parts: _Parts) -> None:
         """Listens, top down from here: peers, engines, http; then the clock, and last the word to the coordinators."""
+        await self._stack.enter_async_context(self._listeners.security.kept())
         peer_address = await self._listeners.serve_peers(self._build_peer_service(parts))
         self.publishing = self._build_publishing(peer_address, parts.outbox)
         accepting = Accepting(self.store, parts.arena, self.config.spare, announce=self._announce)

@@ -30,6 +30,9 @@ MAX_FINGERPRINTS = DEFAULT_MAX_MESSAGE_BYTES // 64
 """Records of 32 bytes in half a message; the rest is for fingerprints, nodes and framing."""
 
 
+_NO_LIMIT_AT_0 = ("max_requests_per_s", "max_streams_per_identity")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentConfig:
     """One agent. Sizes in bytes, times in seconds."""
@@ -109,6 +112,13 @@ class AgentConfig:
     )
     data_tls_key: str = setting("", "Its key, PEM, not encrypted.", metavar="FILE")
     data_tls_ca: str = setting("", "Certificates of the CAs that sign our peers' certificates.", metavar="FILE")
+    policy: str = setting(
+        "", "Who may do what, by certificate (docs/security.md). Empty: whoever has one may everything.", metavar="FILE"
+    )
+    max_requests_per_s: float = setting(
+        0.0, "Calls that one identity may make, 2 s of them at once; beyond it they are refused. 0: no limit."
+    )
+    max_streams_per_identity: int = setting(0, "Attach calls that one identity may have open. 0: no limit.")
     advertise: str = setting("", "Address of `listen` as others see it. Empty: as bound.", metavar="HOST:PORT")
     engine_listen: str = setting(
         "",
@@ -231,6 +241,11 @@ class AgentConfig:
                 out.append(f"coordinators: {error}")
         for prefix in ("tls", "data_tls"):
             out += missing({name: getattr(self, name) for name in (f"{prefix}_cert", f"{prefix}_key", f"{prefix}_ca")})
+        if self.policy and not self.tls_cert:
+            out.append("policy: needs tls_cert, tls_key and tls_ca: without certificates nobody can be told apart")
+        for name in _NO_LIMIT_AT_0:
+            if getattr(self, name) < 0:
+                out.append(f"{name}: must not be below 0")
         if self.tls_server_name and not self.tls_cert:
             out.append("tls_server_name: needs tls_cert, tls_key and tls_ca")
         if self.huge_pages not in tuple(HugePages):
@@ -306,7 +321,7 @@ class AgentConfig:
         return out
 
     def _limit_faults(self) -> list[str]:
-        names = [name for name in self.__dataclass_fields__ if name.startswith("max_")]
+        names = [name for name in self.__dataclass_fields__ if name.startswith("max_") and name not in _NO_LIMIT_AT_0]
         names += ["arena_bytes", "connect_timeout_s", "breaker_s", "breaker_max_s", "directory_timeout_s"]
         names += ["queue_events", "ring_bytes"]
         out = [f"{name}: must be positive" for name in names if getattr(self, name) <= 0]

@@ -29,11 +29,14 @@ class DeviceCalls(engine_pb2_grpc.EngineServicer):
     def _namespace_of(self, session: int) -> bytes: ...
 
     @abstractmethod
+    def _stored_in(self, session: int) -> bytes: ...
+
+    @abstractmethod
     def _deadline_s(self, deadline_ms: int, context: Context | None) -> float: ...
 
     async def RegisterPool(self, request: engine_pb2.RegisterPoolRequest, context: Context) -> engine_pb2.RegisterPoolResponse:
         pool, table = await self._stager.register(
-            self._namespace_of(request.session),
+            self._stored_in(request.session),
             session=request.session,
             device=request.device,
             handle=request.handle,
@@ -47,7 +50,7 @@ class DeviceCalls(engine_pb2_grpc.EngineServicer):
     async def PublishDevice(
         self, request: engine_pb2.PublishDeviceRequest, context: Context
     ) -> engine_pb2.PublishDeviceResponse:
-        self._namespace_of(request.session)
+        self._stored_in(request.session)
         slots, generations = _numbers(request.slots, "<u4"), _numbers(request.generations, "<u8")
         fingerprints = decode_fingerprints(request.fingerprints)
         self._stager.publish(request.pool, fingerprints, slots, generations, session=request.session)

@@ -18,13 +18,14 @@ import grpc.aio
 import numpy as np
 
 from kvdir.client.engine_streams import EngineStreams
-from kvdir.errors import InvalidInput, KvdirError, RemoteProtocolError, StaleEpoch
+from kvdir.errors import Forbidden, InvalidInput, KvdirError, RemoteProtocolError, StaleEpoch
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import PROTOCOL_VERSION, Tier
 from kvdir.namespace import Namespace
 from kvdir.obs.logs import say
 from kvdir.obs.spans import active, span
 from kvdir.obs.trace import trace_id
+from kvdir.rpc.caller import caller
 from kvdir.rpc.lookup_codec import decode_fingerprints, encode_trust
 from peer_agent.core.effects import Occupancy
 from peer_agent.core.inventory import AGENT
@@ -134,7 +135,7 @@ class EngineService(DeviceCalls):
             say(log, logging.INFO, "engine detached", engine=request.engine, session=f"{session:x}", writing=writing)
 
     async def Reserve(self, request: engine_pb2.ReserveRequest, context: Context) -> engine_pb2.ReserveResponse:
-        digest = self._namespace_of(request.session)
+        digest = self._stored_in(request.session)
         if not self._writers.is_held(request.session):
             raise InvalidInput("reserve without the presence lock: take it after Attach, see peer_agent/memory/presence.py")
         self._store.unlock(request.release, session=request.session)
@@ -250,17 +251,18 @@ class EngineService(DeviceCalls):
             epoch=self._identity.epoch,
             arena_path=self._identity.arena_path,
             arena_bytes=self._identity.arena_bytes,
-            namespaces=[self._namespace_inventory(item) for item in self._store.occupancy()],
+            namespaces=[self._namespace_inventory(item) for item in self._store.occupancy(caller().tenants)],
             sessions=self._store.sessions,
             locks=self._store.locks,
             publishing=self._publishing(),
             arena_memory=self._identity.arena_memory,
-            engine_streams=stream_inventory(self._engines),
+            engine_streams=stream_inventory(self._engines) if caller().tenants.every else (),
             refused=[
                 engine_pb2.RefusedEngine(
                     engine=item.engine, words=item.words, age_ms=int((now_s - item.at_s) * 1000), times=item.times
                 )
                 for item in self._refusals.recent(now_s=now_s)
+                if caller().tenants.every  # they are of all tenants
             ],
         )
 
@@ -282,7 +284,7 @@ class EngineService(DeviceCalls):
             raise RemoteProtocolError(
                 f"engine speaks protocol {request.protocol_version}, agent {PROTOCOL_VERSION}: run the same release on both"
             )
-        namespace = self._accepting.described(request.namespace_digest, request.namespace_canonical_json)
+        namespace = self._accepting.described(request.namespace_digest, request.namespace_canonical_json, caller().identity)
         check_probe(request.probe, namespace)
         told = request.prefill_tokens_per_s
         if not 0 <= told < float("inf"):
@@ -314,6 +316,13 @@ class EngineService(DeviceCalls):
             whole = [completeness.complete(tier, digest, fingerprints) for tier in (Tier.CPU, Tier.GPU)]
             here &= np.frombuffer(whole[0], np.uint8) | np.frombuffer(whole[1], np.uint8)
         return here.tobytes()
+
+    def _stored_in(self, session: int) -> bytes:
+        """The namespace into which the engine stores. Raises Forbidden for one that may only read of its tenant."""
+        digest, who = self._namespace_of(session), caller().identity
+        if self._store.namespaces[digest].tenant not in who.stores:
+            raise Forbidden(f"{who.name} may not store for the tenant of this namespace: see the agent's policy file (store)")
+        return digest
 
     def _namespace_of(self, session: int) -> bytes:
         return self._session(session).namespace_digest

@@ -29,6 +29,7 @@ from peer_agent.server.config import AgentConfig, join_address, split_address
 from peer_agent.server.engine_service import EngineService
 from peer_agent.server.identity import version
 from peer_agent.server.peer_service import PeerService
+from peer_agent.server.rights import agent_security
 from peer_agent.v1 import engine_pb2_grpc, peer_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -56,6 +57,8 @@ class Listeners:
         )
         self._tracer = tracing.tracer
         stack.push_async_callback(asyncio.to_thread, tracing.close, grace_s=min(config.grace_s, SPANS_S))
+        self.security = agent_security(config)
+        self.security.watched_by(self.tally)
         self._health = health.aio.HealthServicer()
 
     async def drain(self) -> None:
@@ -99,7 +102,11 @@ class Listeners:
             )
 
         edge = EdgeInterceptor(
-            self.calls, max_deadline_s=self._config.max_deadline_s + DEADLINE_MARGIN_S, on_bug=on_bug, tracer=self._tracer
+            self.calls,
+            max_deadline_s=self._config.max_deadline_s + DEADLINE_MARGIN_S,
+            on_bug=on_bug,
+            gate=self.security.gate,
+            tracer=self._tracer,
         )
         return grpc.aio.server(interceptors=[edge], options=server_options())
 
@@ -121,7 +128,7 @@ class Listeners:
         if not self._config.http_listen:
             return ""
         host, port = split_address(self._config.http_listen)
-        side = HttpSide((host, port), collector, alive=pulse.fault, ready=not_ready)
+        side = HttpSide((host, port), collector, alive=pulse.fault, ready=not_ready, remark=self.security.remark)
         self._stack.push_async_callback(asyncio.to_thread, side.close)
         return join_address(host, side.address[1])
 

@@ -1,6 +1,7 @@
 """peer_agent.v1.Peer: what this node answers to other agents. Thin: messages to values, one call into the store, and back.
 
-Errors leave as KvdirError and become statuses in kvdir/rpc (interceptor). Does not: decide or wait.
+Errors leave as KvdirError and become statuses in kvdir/rpc (interceptor). Namespaces of tenants that the caller may not see are
+not there for him; what he has locked he may read and unlock: nobody else knows the lock's number. Does not: decide, wait.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 from kvdir.errors import InvalidInput, StaleEpoch, TooLarge
 from kvdir.location import PROTOCOL_VERSION
 from kvdir.obs.spans import active
+from kvdir.rpc.caller import caller
 from kvdir.rpc.lookup_codec import decode_fingerprints, encode_fingerprints
 from peer_agent import _native
 from peer_agent.core.effects import BLOCK_RECORD_BYTES
@@ -68,7 +70,7 @@ class PeerService(peer_pb2_grpc.PeerServicer):
                 f"{self._identity.node} has epoch {self._identity.epoch:x}, not {request.expected_epoch:x}: "
                 "it restarted, say Hello again"
             )
-        self._store.namespace(request.namespace_digest)
+        self._store.namespace(request.namespace_digest, caller().tenants)
         self._store.admit_lock(for_peers=True)
         lease_s = self._limits.lease_s(request.lease_ms)
         fingerprints = decode_fingerprints(request.fingerprints)
@@ -94,7 +96,7 @@ class PeerService(peer_pb2_grpc.PeerServicer):
     async def Sample(self, request: peer_pb2.SampleRequest, context: Context) -> peer_pb2.SampleResponse:
         self._store.admit_lock(for_peers=True)
         answer = peer_pb2.SampleResponse(protocol_version=PROTOCOL_VERSION, epoch=self._identity.epoch)
-        most = max(self._store.occupancy(), key=lambda table: table.committed, default=None)
+        most = max(self._store.occupancy(caller().tenants), key=lambda table: table.committed, default=None)
         if most is None:
             return answer
         count = min(request.max_blocks, self._limits.max_fingerprints, request.max_bytes // most.block_bytes)

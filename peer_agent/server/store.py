@@ -18,6 +18,7 @@ from dataclasses import replace
 import numpy as np
 
 from kvdir.core.event import Event
+from kvdir.core.policy import ALL, Grant
 from kvdir.errors import InvalidInput, Overloaded, TooLarge, UnknownNamespace
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import Tier
@@ -265,8 +266,12 @@ class Store:
         found = next(item for item in self.occupancy() if item.namespace_digest == namespace_digest)
         return found.committed - self.completeness.count(Tier.CPU, namespace_digest)
 
-    def occupancy(self) -> tuple[Occupancy, ...]:
-        return self._inventory.occupancy()
+    def occupancy(self, tenants: Grant = ALL) -> tuple[Occupancy, ...]:
+        """Of every namespace of these tenants."""
+        found = self._inventory.occupancy()
+        if tenants.every:
+            return found
+        return tuple(item for item in found if self.namespaces[item.namespace_digest].tenant in tenants)
 
     def oldest_use_s(self) -> float:
         """See Inventory.oldest_use_s."""
@@ -280,11 +285,12 @@ class Store:
     def sessions(self) -> int:
         return self._inventory.open_sessions
 
-    def namespace(self, digest: bytes) -> Namespace:
-        """UnknownNamespace, naming what is known, if it is not served here."""
+    def namespace(self, digest: bytes, tenants: Grant = ALL) -> Namespace:
+        """UnknownNamespace, naming what is known of these tenants, if it is not served here, or of another tenant."""
         found = self.namespaces.get(digest)
-        if found is None:
-            known = ", ".join(namespace.short for namespace in self.namespaces.values()) or "none yet"
+        if found is None or found.tenant not in tenants:
+            seen = (namespace for namespace in self.namespaces.values() if namespace.tenant in tenants)
+            known = ", ".join(namespace.short for namespace in seen) or "none yet"
             raise UnknownNamespace(f"namespace {digest.hex()[:16]} is not served here; here: {known}")
         return found
 

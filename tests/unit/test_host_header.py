@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvdir.server.host_header import host_fault, name_of
+from kvdir.server.host_header import foreign_page, host_fault, name_of
 
 
 @pytest.mark.parametrize(
@@ -40,3 +40,19 @@ def test_a_name_is_let_in_when_it_is_ours() -> None:
 @pytest.mark.parametrize(("header", "name"), [("a.b:1", "a.b"), ("[2001:db8::1]:5", "2001:db8::1"), ("a:", ""), (":5", "")])
 def test_name_of_a_header(header: str, name: str) -> None:
     assert name_of(header) == name
+
+
+@pytest.mark.parametrize(
+    ("headers", "loopback", "refused"),
+    [
+        ({"host": "127.0.0.1:7404"}, True, False),
+        ({}, True, False),
+        ({"host": "evil.example:7404"}, True, True),
+        ({"host": "coordinator.svc:7404"}, False, False),
+        ({"host": "127.0.0.1:7404", "origin": "http://127.0.0.1:7404"}, True, False),
+        ({"host": "127.0.0.1:7404", "origin": "https://evil.example"}, True, True),
+        ({"host": "coordinator.svc:7404", "origin": "null"}, False, True),
+    ],
+)
+def test_a_foreign_page_is_refused_when_it_asks_an_api(headers: dict[str, str], loopback: bool, refused: bool) -> None:
+    assert bool(foreign_page(headers, loopback=loopback)) is refused

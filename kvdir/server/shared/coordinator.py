@@ -34,7 +34,7 @@ from kvdir.server.config import CoordinatorConfig
 from kvdir.server.connections import Connection, Connections
 from kvdir.server.coordinator import fenced_response, repair_request
 from kvdir.server.publishers import Publisher
-from kvdir.server.security import Security
+from kvdir.server.rights import coordinator_security
 from kvdir.server.shared.link import StoreLink
 from kvdir.server.shared.questions import Questions
 from kvdir.server.shared.session import Session
@@ -55,9 +55,10 @@ class SharedCoordinator:
         self.place = None
         self.on_drain: list[Callable[[], None]] = []
         self.connections = Connections()
-        self.security = Security(config)
+        self.security = coordinator_security(config)
         self.metrics = StoreCoordinatorMetrics()
         self.recent = RecentLookups()
+        self.security.watched_by(self.metrics.tally)
         self.rejected: Counter[str] = Counter()
         self.repairs = new_tallies()
         self.link = StoreLink(store, config, on_emptied=self._emptied)
