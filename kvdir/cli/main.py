@@ -46,6 +46,8 @@ COMMANDS: Mapping[str, Entry] = {
     "quota": Entry("kvdir.cli.story:quota", "Quotas and orphans: what is, or would be, deleted.", "Ask"),
     "reconcile": Entry("kvdir.cli.query:reconcile", "Have a node restate what it holds.", "Ask"),
     "diff": Entry("kvdir.cli.diff:diff", "Whether several coordinators believe the same.", "Ask"),
+    "whoami": Entry("kvdir.cli.policy:whoami", "What a coordinator takes me for, and what I may do there.", "Ask"),
+    "policy": Entry("kvdir.cli.policy:policy", "Check a policy file, and show who may do what by it.", "Run"),
     "doctor": Entry("kvdir.cli.doctor:doctor", "Why nothing hits: checks of the cluster, each with its fix.", "Ask"),
     "replay": Entry("kvdir.cli.replay:replay", "Replay a trace in process: hit rate against staleness.", "Try"),
     "bench": Entry("kvdir.cli.bench:bench", "Measure this machine: index, ingest, lookup, repair.", "Try"),

@@ -150,6 +150,10 @@ class DirectoryClient:
         """Blocks and bytes in sum, per node, tier, namespace and tenant, each with its trust; and the nodes' own loads."""
         return await self._call(calls.views(), deadline_s)
 
+    async def who_am_i(self, *, deadline_s: float | None = None) -> calls.WhoAmI:
+        """What one coordinator takes us for."""
+        return await self._call(calls.who_am_i(), deadline_s)
+
     async def status(self, *, deadline_s: float | None = None) -> StatusView:
         """One coordinator as a whole."""
         return await self._call(calls.status(), deadline_s)

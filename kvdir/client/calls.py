@@ -54,6 +54,22 @@ class Reconciled:
     blocks: int
 
 
+@dataclass(frozen=True, slots=True)
+class WhoAmI:
+    """What a coordinator takes the caller for. tenants, stores: names of the policy; `*`: all. remark: why it may be more than
+    it seems.
+    """
+
+    coordinator: str
+    identity: str
+    certificate: str
+    roles: tuple[str, ...]
+    tenants: tuple[str, ...]
+    stores: tuple[str, ...]
+    nodes: tuple[str, ...]
+    remark: str
+
+
 def lookup(
     namespace_digest: bytes, fingerprints: Fingerprints, *, mode: LookupMode, touch: bool, min_trust: MinTrust = MinTrust.ANY
 ) -> Call[Lookup]:
@@ -99,6 +115,23 @@ def views() -> Call[SumsView]:
         return decode_sums(response, now_s=time.monotonic())
 
     return Call("/kvdir.v1.Admin/Views", admin_pb2.ViewsRequest(), admin_pb2.ViewsResponse, read)
+
+
+def who_am_i() -> Call[WhoAmI]:
+    def read(response: admin_pb2.WhoAmIResponse) -> WhoAmI:
+        check_version(response.protocol_version)
+        return WhoAmI(
+            response.coordinator,
+            response.identity,
+            response.certificate,
+            tuple(response.roles),
+            tuple(response.tenants),
+            tuple(response.stores),
+            tuple(response.nodes),
+            response.remark,
+        )
+
+    return Call("/kvdir.v1.Admin/WhoAmI", admin_pb2.WhoAmIRequest(), admin_pb2.WhoAmIResponse, read)
 
 
 def reconcile(node: str) -> Call[Reconciled]:

@@ -149,6 +149,10 @@ class Client:
         """One coordinator as a whole."""
         return self._call(calls.status(), deadline_s)
 
+    def who_am_i(self, *, deadline_s: float | None = None) -> calls.WhoAmI:
+        """What one coordinator takes us for."""
+        return self._call(calls.who_am_i(), deadline_s)
+
     def story(
         self, *, node: str = "", fingerprint: bytes = b"", max_entries: int = 0, deadline_s: float | None = None
     ) -> StoryAnswer:

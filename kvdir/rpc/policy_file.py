@@ -77,13 +77,8 @@ def read_policy(path: Path, files: list[Path]) -> Policy:
     """
 
     def digest(name: str) -> str:
-        file = path.parent / name
-        files.append(file)
-        try:
-            salt = file.read_bytes()
-        except OSError as error:
-            raise ValueError(f"cannot be read: {error.strerror}") from None
-        return salt_digest(salt.rstrip(b"\r\n"))
+        files.append(path.parent / name)
+        return digest_of_file(files[-1])
 
     try:
         document = tomllib.loads(path.read_text())
@@ -95,6 +90,15 @@ def read_policy(path: Path, files: list[Path]) -> Policy:
         return parse_policy(document, salt_digest_of=digest)
     except ConfigError as error:
         raise ConfigError([f"policy: {fault}" for fault in error.faults]) from error
+
+
+def digest_of_file(path: Path) -> str:
+    """Of the salt in a file, without the end of its last line. Raises ValueError, without the salt."""
+    try:
+        salt = path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"cannot be read: {error.strerror}") from None
+    return salt_digest(salt.rstrip(b"\r\n"))
 
 
 def _look(path: Path) -> tuple[int, ...]:
