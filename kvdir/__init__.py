@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from kvdir.fingerprint import Fingerprints
     from kvdir.location import Location, NodeTrust, StreamState, Tier
     from kvdir.namespace import Namespace, StateGroup
+    from kvdir.rpc.certificates import TlsFiles
 
 __version__ = "0.1.0"
 
@@ -42,6 +43,7 @@ __all__ = [
     "StateGroup",
     "StreamState",
     "Tier",
+    "TlsFiles",
     "__version__",
     "attach",
     "connect",
@@ -61,18 +63,20 @@ _HOMES = {
     "StateGroup": "kvdir.namespace",
     "StreamState": "kvdir.location",
     "Tier": "kvdir.location",
+    "TlsFiles": "kvdir.rpc.certificates",
     "attach": "kvdir.client.attached",
 }
 
 
-def connect(addresses: str | Sequence[str], *, deadline_s: float = 2.0, name: str = "") -> Client:
+def connect(addresses: str | Sequence[str], *, deadline_s: float = 2.0, name: str = "", tls: TlsFiles | None = None) -> Client:
     """A blocking client of coordinators ("host:port", several with commas; see docs/high-availability.md). Connects lazily.
 
     name: clients with different names begin at different coordinators. Empty: a name of this process.
+    tls: for coordinators that want certificates; raises ConfigError when the files cannot be used.
     """
     from kvdir.client.sync import Client, process_name
 
-    return Client(addresses, deadline_s=deadline_s, name=name or process_name())
+    return Client(addresses, deadline_s=deadline_s, name=name or process_name(), tls=tls)
 
 
 def __getattr__(name: str) -> Any:

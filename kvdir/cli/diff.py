@@ -12,11 +12,13 @@ import click
 
 from kvdir.cli.output import CommandFailed, emit, output_option, table
 from kvdir.cli.query import tier_name
+from kvdir.cli.tls import tls_options
 from kvdir.errors import DeadlineExceeded, Unavailable
 
 if TYPE_CHECKING:
     from kvdir.client.sync import Client
     from kvdir.core.diff import Row
+    from kvdir.rpc.certificates import TlsFiles
 
 _SHOWN_BLOCKS = 10
 _POLL_S = 0.3  # gRPC's thread that watches a connection lets go of it within 0.2 s; earlier, a new try confuses it
@@ -27,8 +29,11 @@ _POLL_S = 0.3  # gRPC's thread that watches a connection lets go of it within 0.
 @click.option("--wait", "wait_s", default=0.0, metavar="SECONDS", help="Look again until all is equal, for so long at most.")
 @click.option("--blocks", "with_blocks", is_flag=True, help="Name the blocks of differing parts, by their first 16 bytes.")
 @click.option("--timeout-s", default=5.0, show_default=True, help="Longest wait for each answer.")
+@tls_options
 @output_option
-def diff(coordinators: tuple[str, ...], wait_s: float, with_blocks: bool, timeout_s: float, output: str) -> None:
+def diff(
+    coordinators: tuple[str, ...], wait_s: float, with_blocks: bool, timeout_s: float, tls: TlsFiles | None, output: str
+) -> None:
     """Whether coordinators believe the same of every node, epoch, namespace and tier.
 
     Exit code 0 if they do, or if some are merely behind (with --wait: only if they do); 1 if two differ at one sequence
@@ -50,7 +55,7 @@ def diff(coordinators: tuple[str, ...], wait_s: float, with_blocks: bool, timeou
     if len(names) < 2:
         raise click.UsageError(f"give at least two coordinators, not {', '.join(names) or discovery.problem}")
     with ExitStack() as stack:
-        clients = {name: stack.enter_context(Client(name, deadline_s=timeout_s)) for name in names}
+        clients = {name: stack.enter_context(Client(name, deadline_s=timeout_s, tls=tls)) for name in names}
         pool = stack.enter_context(ThreadPoolExecutor(len(names)))
         end_s = time.monotonic() + wait_s
         while True:

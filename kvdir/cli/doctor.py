@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvdir.cli.output import CommandFailed, emit, output_option, table
+from kvdir.cli.tls import tls_options
 from kvdir.diagnosis.finding import Finding, Verdict, ranked, worst
 from kvdir.errors import InvalidInput, KvdirError
 
 if TYPE_CHECKING:
     from kvdir.core.views import NodeView
     from kvdir.diagnosis.cluster import ClusterFacts, CoordinatorFacts
+    from kvdir.rpc.certificates import TlsFiles
 
 MAX_STORIES = 64
 """Nodes whose story is asked for."""
@@ -41,8 +43,9 @@ THREADS = 16
     help="Longest wait for each answer and each connection.",
 )
 @click.option("--reach/--no-reach", default=True, help="Try to connect to every agent's address, from here.")
+@tls_options
 @output_option
-def doctor(coordinators: tuple[str, ...], timeout_s: float, reach: bool, output: str) -> None:
+def doctor(coordinators: tuple[str, ...], timeout_s: float, reach: bool, tls: TlsFiles | None, output: str) -> None:
     """Why nothing hits: checks of the cluster, each with what was seen, what it means, and the fix.
 
     Exit code 1 if a check finds a fault; warnings may be as intended. `peer-agent doctor` checks one node. See docs/doctor.md.
@@ -56,7 +59,7 @@ def doctor(coordinators: tuple[str, ...], timeout_s: float, reach: bool, output:
     """
     from kvdir.diagnosis.cluster import examine
 
-    facts = gather(coordinators or ("127.0.0.1:7400",), timeout_s=timeout_s, reach=reach)
+    facts = gather(coordinators or ("127.0.0.1:7400",), timeout_s=timeout_s, reach=reach, tls=tls)
     show(examine(facts), output=output)
 
 
@@ -89,7 +92,7 @@ def _advice(finding: Finding) -> str:
 # -- gathering -------------------------------------------------------------------------------------------------------------
 
 
-def gather(coordinators: Sequence[str], *, timeout_s: float, reach: bool) -> ClusterFacts:
+def gather(coordinators: Sequence[str], *, timeout_s: float, reach: bool, tls: TlsFiles | None = None) -> ClusterFacts:
     """Asks every coordinator that these names stand for. Nothing raises: what does not answer is a fact.
 
     Addresses of agents are tried from this machine, once each.
@@ -107,7 +110,7 @@ def gather(coordinators: Sequence[str], *, timeout_s: float, reach: bool) -> Clu
         failed = CoordinatorFacts(address=", ".join(coordinators), failure=problem or "the name stands for no address")
         return ClusterFacts(coordinators=(failed,))
     with ThreadPoolExecutor(THREADS) as pool:
-        told = tuple(pool.map(lambda name: _ask(name, timeout_s), names))
+        told = tuple(pool.map(lambda name: _ask(name, timeout_s, tls), names))
         nodes = (view for facts in told for view in facts.nodes)
         addresses = dict.fromkeys(view.trust.peer_address for view in nodes if view.trust.peer_address)
         wanted = list(addresses)[:MAX_ADDRESSES] if reach else []
@@ -115,12 +118,12 @@ def gather(coordinators: Sequence[str], *, timeout_s: float, reach: bool) -> Clu
     return ClusterFacts(coordinators=told, reached=reached)
 
 
-def _ask(address: str, timeout_s: float) -> CoordinatorFacts:
+def _ask(address: str, timeout_s: float, tls: TlsFiles | None) -> CoordinatorFacts:
     from kvdir.client.sync import Client
     from kvdir.diagnosis.cluster import CoordinatorFacts
 
     try:
-        with Client(address, deadline_s=timeout_s, connect_timeout_s=min(1.0, timeout_s), stream=False) as client:
+        with Client(address, deadline_s=timeout_s, connect_timeout_s=min(1.0, timeout_s), stream=False, tls=tls) as client:
             status, nodes = client.status(), client.nodes()
             now_unix_ms = int(time.time() * 1000)
             lives = _lives(client, nodes)

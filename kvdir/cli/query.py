@@ -15,6 +15,7 @@ import click
 import msgspec
 
 from kvdir.cli.output import CommandFailed, Exit, emit, emit_items, facts, output_option, stack, table
+from kvdir.cli.tls import tls_options
 from kvdir.config import show_bytes
 from kvdir.errors import InvalidInput
 
@@ -25,12 +26,13 @@ if TYPE_CHECKING:
     from kvdir.core.views import DumpPart, HoldingView, NamespaceView, NodeView, StatusView
     from kvdir.fingerprint import Fingerprints
     from kvdir.location import MinTrust
+    from kvdir.rpc.certificates import TlsFiles
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def client_options(function: F) -> F:
-    """--coordinator and --timeout-s; the command gets a connected `client` first."""
+    """--coordinator, --timeout-s and the options of TLS; the command gets a connected `client` first."""
 
     @click.option(
         "--coordinator",
@@ -40,11 +42,12 @@ def client_options(function: F) -> F:
         help="Coordinator to ask; several with commas, the first that answers is taken. Also dns:///name:port, k8s:///service.namespace:port.",
     )
     @click.option("--timeout-s", default=5.0, show_default=True, help="Longest wait for the answer.")
+    @tls_options
     @functools.wraps(function)
-    def command(*args: Any, coordinator: str, timeout_s: float, **params: Any) -> Any:
+    def command(*args: Any, coordinator: str, timeout_s: float, tls: TlsFiles | None, **params: Any) -> Any:
         from kvdir.client.sync import Client
 
-        with Client(coordinator, deadline_s=timeout_s, connect_timeout_s=min(1.0, timeout_s)) as client:
+        with Client(coordinator, deadline_s=timeout_s, connect_timeout_s=min(1.0, timeout_s), tls=tls) as client:
             return function(client, *args, **params)
 
     return command  # type: ignore[return-value]

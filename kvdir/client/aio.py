@@ -38,9 +38,10 @@ from kvdir.obs import trace
 from kvdir.obs.spans import Kind, rpc_span
 from kvdir.rpc.admin_codec import decode_part
 from kvdir.rpc.cancel import call_alone_cancelled
-from kvdir.rpc.channel import DEFAULT_MAX_MESSAGE_BYTES, client_options, wait_ready
+from kvdir.rpc.channel import DEFAULT_MAX_MESSAGE_BYTES, client_options
 from kvdir.rpc.status import from_rpc_error
 from kvdir.rpc.story_codec import StoryAnswer
+from kvdir.rpc.tls import Dialer, TlsFiles
 from kvdir.v1 import admin_pb2
 
 AnswerT = TypeVar("AnswerT")
@@ -51,6 +52,7 @@ class DirectoryClient:
 
     addresses: see discovery.py; a Discovery that is handed in is shared, and stays the caller's to close.
     name: of who asks; different ones begin at different coordinators. Empty: in the order given. races: what failing over cost.
+    tls: our certificate, where coordinators want one; renewed files serve new connections. Raises ConfigError for them.
     stream: lookups share one LookupStream call to each coordinator, at half the cost; where it has none, or if False, each is a
     call of its own.
     """
@@ -64,21 +66,27 @@ class DirectoryClient:
         connect_timeout_s: float = 0.5,
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
         stream: bool = True,
+        tls: TlsFiles | Dialer | None = None,
     ) -> None:
         self.races = RaceCounters()
         self._addresses = Addresses(name=name)
         self._discovery = addresses if isinstance(addresses, Discovery) else Discovery(addresses)
         self._owns_discovery = self._discovery is not addresses
         self._unsubscribe = self._discovery.subscribe(self._addresses.replace)
+        self._dialer = Dialer.of(tls)
         self._pruned = self._addresses.generation
-        self._using: Counter[str] = Counter()
+        self._renewed = self._dialer.generation
+        self._using: Counter[grpc.aio.Channel] = Counter()
+        self._retired: list[grpc.aio.Channel] = []
         self._deadline_s = deadline_s
         self._connect_timeout_s = connect_timeout_s
         self._options = client_options(max_message_bytes=max_message_bytes)
         self._closed = False
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._methods: dict[tuple[str, str], Any] = {}
-        self._streams = LookupStreams(self._options, connect_timeout_s=connect_timeout_s) if stream else None
+        self._streams: LookupStreams | None = None
+        if stream:
+            self._streams = LookupStreams(self._options, connect_timeout_s=connect_timeout_s, dialer=self._dialer)
 
     async def __aenter__(self) -> Self:
         return self
@@ -96,9 +104,9 @@ class DirectoryClient:
             await asyncio.to_thread(self._discovery.close)
         if self._streams is not None:
             await self._streams.close()
-        channels, self._channels = self._channels, {}
+        channels, self._channels, self._retired = [*self._channels.values(), *self._retired], {}, []
         self._methods.clear()
-        for channel in channels.values():
+        for channel in channels:
             await channel.close()
 
     async def lookup(
@@ -184,8 +192,10 @@ class DirectoryClient:
         await self._look_around(end_s)
         address = self._addresses.order(now_s=time.monotonic())[0]
         request = calls.dump_request(namespace_digest=namespace_digest, node=node, chunk_blocks=chunk_blocks)
-        with self._used(address):
-            method = (await self._connected(address, end_s)).unary_stream(
+        channel = self._channel(address)
+        with self._used(channel):
+            await self._connected(channel, address, end_s)
+            method = channel.unary_stream(
                 calls.DUMP_METHOD,
                 request_serializer=admin_pb2.DumpRequest.SerializeToString,
                 response_deserializer=admin_pb2.DumpChunk.FromString,
@@ -265,12 +275,12 @@ class DirectoryClient:
         return answers
 
     async def _look_around(self, end_s: float) -> None:
-        """Waits for the first addresses, if none is known, and lets go of connections to coordinators that are gone."""
+        """Waits for the first addresses, if none is known, and lets go of connections that are not to be used any more."""
         if not len(self._addresses):
             await self._first_addresses(end_s)
             if not len(self._addresses):
                 raise Unavailable(f"no coordinator is known yet: {self._discovery.problem or 'nobody has said any'}")
-        if self._pruned != self._addresses.generation:
+        if self._pruned != self._addresses.generation or self._renewed != self._dialer.generation or self._retired:
             await self._prune()
 
     async def _first_addresses(self, end_s: float) -> None:
@@ -288,17 +298,23 @@ class DirectoryClient:
             unsubscribe()
 
     async def _prune(self) -> None:
-        generation = self._addresses.generation
+        """Retires connections to coordinators that are gone, and those made with an older certificate; closes the idle ones.
+
+        Others are closed by a later call, when nobody uses them any more. Streams go on with the certificate they have.
+        """
+        generation = self._dialer.generation
+        renewed = generation != self._renewed
+        self._pruned, self._renewed = self._addresses.generation, generation
         if self._streams is not None:
             self._streams.forget(lambda address: address not in self._addresses)
-        gone = [address for address in self._channels if address not in self._addresses]
-        idle = {address: self._channels.pop(address) for address in gone if not self._using[address]}
-        for address in idle:
+        for address in [address for address in self._channels if renewed or address not in self._addresses]:
             self._doubt(address)
-            del self._using[address]
-        if len(idle) == len(gone):
-            self._pruned = generation
-        for channel in idle.values():  # taken out before the first await, so that nobody else uses or closes them
+            self._retired.append(self._channels.pop(address))
+        idle = [channel for channel in self._retired if not self._using[channel]]
+        self._retired = [channel for channel in self._retired if self._using[channel]]
+        for channel in idle:
+            del self._using[channel]
+        for channel in idle:  # taken out before the first await, so that nobody else uses or closes them
             await channel.close()
 
     async def _try(self, call: Call[AnswerT], address: str, end_s: float) -> AnswerT:
@@ -307,27 +323,30 @@ class DirectoryClient:
             if self._streams is not None and call.method == calls.LOOKUP_METHOD:
                 with contextlib.suppress(NoStream):  # then by a call of its own
                     return call.read(await self._streams.lookup(address, call.request, end_s=end_s))
-            with self._used(address):
-                return call.read(await self._unary(call, address, end_s))
+            channel = self._channel(address)
+            with self._used(channel):
+                return call.read(await self._unary(call, channel, address, end_s))
 
     @contextlib.contextmanager
-    def _used(self, address: str) -> Iterator[None]:
-        """Its channel is not closed inside the block."""
-        self._using[address] += 1
+    def _used(self, channel: grpc.aio.Channel) -> Iterator[None]:
+        """It is not closed inside the block."""
+        self._using[channel] += 1
         try:
             yield
         finally:
-            self._using[address] -= 1
+            self._using[channel] -= 1
 
-    async def _unary(self, call: Call[Any], address: str, end_s: float) -> Any:
+    async def _unary(self, call: Call[Any], channel: grpc.aio.Channel, address: str, end_s: float) -> Any:
         method = self._methods.get((address, call.method))
         if method is None:
-            channel = await self._connected(address, end_s)
-            method = self._methods[address, call.method] = channel.unary_unary(
+            await self._connected(channel, address, end_s)
+            method = channel.unary_unary(
                 call.method,
                 request_serializer=type(call.request).SerializeToString,
                 response_deserializer=call.response.FromString,
             )
+            if self._channels.get(address) is channel:  # not retired meanwhile
+                self._methods[address, call.method] = method
         remaining_s = end_s - time.monotonic()
         if remaining_s <= 0:
             raise DeadlineExceeded(f"{address}: the deadline passed before the call")
@@ -338,15 +357,17 @@ class DirectoryClient:
             self._doubt(address)
             raise
 
-    async def _connected(self, address: str, end_s: float) -> grpc.aio.Channel:
+    def _channel(self, address: str) -> grpc.aio.Channel:
         channel = self._channels.get(address)
         if channel is None:
             if self._closed:
                 raise Unavailable(f"{address}: the client was closed")
-            channel = self._channels[address] = grpc.aio.insecure_channel(address, options=self._options)
-        timeout_s = max(0.0, min(self._connect_timeout_s, end_s - time.monotonic()))
-        await wait_ready(channel, target=address, timeout_s=timeout_s)
+            channel = self._channels[address] = self._dialer.aio(address, options=self._options)
         return channel
+
+    async def _connected(self, channel: grpc.aio.Channel, address: str, end_s: float) -> None:
+        timeout_s = max(0.0, min(self._connect_timeout_s, end_s - time.monotonic()))
+        await self._dialer.connected(channel, target=address, timeout_s=timeout_s)
 
     def _doubt(self, address: str) -> None:
         for key in [key for key in self._methods if key[0] == address]:

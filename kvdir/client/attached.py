@@ -30,6 +30,7 @@ from kvdir.location import MinTrust
 
 if TYPE_CHECKING:
     from kvdir.client.sync import Client
+    from kvdir.rpc.tls import Dialer, TlsFiles
 
 DEADLINE_S = 0.2
 PAUSE_S = 0.5
@@ -41,10 +42,18 @@ FAIR_S = 0.02
 class Attached:
     """See the module docstring. Use `kvdir.attach`."""
 
-    def __init__(self, replica: ReplicaReader, *, coordinators: str = "", deadline_s: float = DEADLINE_S) -> None:
+    def __init__(
+        self,
+        replica: ReplicaReader,
+        *,
+        coordinators: str = "",
+        deadline_s: float = DEADLINE_S,
+        tls: TlsFiles | Dialer | None = None,
+    ) -> None:
         self._replica = replica
         self._coordinators = ""
         self._deadline_s = deadline_s
+        self._tls = tls
         self._client: Client | None = None
         self._inherited: list[Client] = []
         self._connecting = threading.Lock()
@@ -151,6 +160,7 @@ class Attached:
                     name=process_name(),
                     deadline_s=self._deadline_s,
                     connect_timeout_s=self._deadline_s,
+                    tls=self._tls,
                 )
             return self._client
 
@@ -185,6 +195,7 @@ def attach(
     deadline_s: float = DEADLINE_S,
     max_lag_s: float = math.inf,
     dead_after_s: float = DEAD_AFTER_S,
+    tls: TlsFiles | Dialer | None = None,
 ) -> Attached:
     """Lookups without a call, from the replica that the agent of this node keeps in shared memory.
 
@@ -192,9 +203,20 @@ def attach(
     there yet, and may come and go. coordinators: "host:port,..." to ask while it cannot be used. deadline_s: of that.
     max_lag_s: how far an answer from the replica may be behind (`Lookup.lag_s` says it of each). dead_after_s: after so long
     without a sign of life of its writer, the replica is not used.
+    tls: for coordinators that want certificates; raises ConfigError when the files cannot be used.
     """
     return Attached(
         ReplicaReader(None if path is None else os.fspath(path), max_lag_s=max_lag_s, dead_after_s=dead_after_s),
         coordinators=coordinators,
         deadline_s=deadline_s,
+        tls=_dialer(tls),
     )
+
+
+def _dialer(tls: TlsFiles | Dialer | None) -> Dialer | None:
+    """Reads the files now, so that whoever gave them hears of their faults."""
+    if tls is None:
+        return None
+    from kvdir.rpc.tls import Dialer
+
+    return Dialer.of(tls)

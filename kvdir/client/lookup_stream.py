@@ -32,8 +32,9 @@ import grpc.aio
 from kvdir.errors import DeadlineExceeded, Overloaded, Unavailable
 from kvdir.obs import trace
 from kvdir.rpc.cancel import call_alone_cancelled
-from kvdir.rpc.channel import NotConnected, Options, wait_ready
+from kvdir.rpc.channel import NotConnected, Options
 from kvdir.rpc.status import from_rpc_error, from_words
+from kvdir.rpc.tls import PLAINTEXT, Dialer
 from kvdir.v1 import directory_pb2
 
 METHOD = "/kvdir.v1.Directory/LookupStream"
@@ -72,8 +73,9 @@ class StreamLost(Unavailable):
 class LookupStreams:
     """One stream to each coordinator, made when needed."""
 
-    def __init__(self, options: Options, *, connect_timeout_s: float) -> None:
+    def __init__(self, options: Options, *, connect_timeout_s: float, dialer: Dialer = PLAINTEXT) -> None:
         self._options = options
+        self._dialer = dialer
         self._connect_timeout_s = connect_timeout_s
         self._streams: dict[str, _Stream] = {}
         self._running: set[asyncio.Task[None]] = set()
@@ -121,7 +123,9 @@ class LookupStreams:
             self._unary_until_s[address] = time.monotonic() + UNARY_S
 
         patience_s = SILENT_S if stream is None else stream.patience_s
-        stream = _Stream(address, self._options, self._connect_timeout_s, patience_s=patience_s, on_refused=refused)
+        stream = _Stream(
+            address, self._options, self._connect_timeout_s, dialer=self._dialer, patience_s=patience_s, on_refused=refused
+        )
         self._streams[address] = stream
         task = asyncio.create_task(stream.run(), name=f"lookups {address}", context=trace.detached())
         self._running.add(task)
@@ -133,13 +137,21 @@ class _Stream:
     """`usable`: takes new lookups. patience_s: how long it may be silent; afterwards, its successor."""
 
     def __init__(
-        self, address: str, options: Options, connect_timeout_s: float, *, patience_s: float, on_refused: Callable[[], None]
+        self,
+        address: str,
+        options: Options,
+        connect_timeout_s: float,
+        *,
+        dialer: Dialer,
+        patience_s: float,
+        on_refused: Callable[[], None],
     ) -> None:
         self.usable = True
         self.patience_s = patience_s
         self._on_refused = on_refused
         self._address = address
         self._options = options
+        self._dialer = dialer
         self._connect_timeout_s = connect_timeout_s
         self._ids = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[directory_pb2.LookupResponse]] = {}
@@ -185,9 +197,9 @@ class _Stream:
     async def run(self) -> None:
         """The call, from connecting to its end, which ends whatever waits."""
         error: Exception = Unavailable(f"{self._address}: the client was closed")
-        channel = grpc.aio.insecure_channel(self._address, options=self._options)
+        channel = self._dialer.aio(self._address, options=self._options)
         try:
-            await wait_ready(channel, target=self._address, timeout_s=self._connect_timeout_s)
+            await self._dialer.connected(channel, target=self._address, timeout_s=self._connect_timeout_s)
             await self._exchange(channel)
             error = StreamLost(f"{self._address}: the coordinator ended the call")
         except grpc.RpcError as ended:

@@ -37,8 +37,9 @@ from kvdir.client.lookup_stream import (
     streamed,
 )
 from kvdir.errors import DeadlineExceeded, Unavailable
-from kvdir.rpc.channel import Options, wait_ready_blocking
+from kvdir.rpc.channel import Options
 from kvdir.rpc.status import from_words
+from kvdir.rpc.tls import PLAINTEXT, Dialer
 from kvdir.v1 import directory_pb2
 
 LOOK_S = 0.25
@@ -90,8 +91,9 @@ class Asked:
 class LookupStreams:
     """One stream to each coordinator, made when needed. Thread-safe."""
 
-    def __init__(self, options: Options, *, connect_timeout_s: float) -> None:
+    def __init__(self, options: Options, *, connect_timeout_s: float, dialer: Dialer = PLAINTEXT) -> None:
         self._options = options
+        self._dialer = dialer
         self._connect_timeout_s = connect_timeout_s
         self._streams: dict[str, Stream] = {}
         self._running: list[Stream] = []
@@ -147,7 +149,14 @@ class LookupStreams:
             stream = self._streams.get(address)
             if stream is None or not stream.usable:
                 patience_s = SILENT_S if stream is None else stream.patience_s
-                stream = Stream(address, self._options, self._connect_timeout_s, patience_s=patience_s, on_refused=refused)
+                stream = Stream(
+                    address,
+                    self._options,
+                    self._connect_timeout_s,
+                    dialer=self._dialer,
+                    patience_s=patience_s,
+                    on_refused=refused,
+                )
                 self._streams[address] = stream
                 self._running = [item for item in self._running if item.thread.is_alive()]
                 self._running.append(stream)
@@ -161,13 +170,21 @@ class Stream:
     """
 
     def __init__(
-        self, address: str, options: Options, connect_timeout_s: float, *, patience_s: float, on_refused: Callable[[], None]
+        self,
+        address: str,
+        options: Options,
+        connect_timeout_s: float,
+        *,
+        dialer: Dialer,
+        patience_s: float,
+        on_refused: Callable[[], None],
     ) -> None:
         self.address = address
         self.patience_s = patience_s
         self.usable = True
         self.thread = threading.Thread(target=self._run, name=f"lookups {address}", daemon=True)
         self._options = options
+        self._dialer = dialer
         self._connect_timeout_s = connect_timeout_s
         self._on_refused = on_refused
         self._ids = itertools.count(1)
@@ -226,9 +243,9 @@ class Stream:
 
     def _run(self) -> None:
         error: Exception = StreamLost(f"{self.address}: the coordinator ended the call")
-        channel = grpc.insecure_channel(self.address, options=self._options)
+        channel = self._dialer.blocking(self.address, options=self._options)
         try:
-            wait_ready_blocking(channel, target=self.address, timeout_s=self._connect_timeout_s)
+            self._dialer.connected_blocking(channel, target=self.address, timeout_s=self._connect_timeout_s)
             self._exchange(channel)
         except grpc.RpcError as ended:
             error = reason(ended, self.address)

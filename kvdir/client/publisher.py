@@ -27,8 +27,9 @@ from kvdir.core.sender import StreamSender
 from kvdir.errors import KvdirError
 from kvdir.location import StreamState
 from kvdir.namespace import Namespace
-from kvdir.rpc.channel import DEFAULT_MAX_MESSAGE_BYTES, client_options, wait_ready
+from kvdir.rpc.channel import DEFAULT_MAX_MESSAGE_BYTES, client_options
 from kvdir.rpc.status import from_rpc_error
+from kvdir.rpc.tls import PLAINTEXT, Dialer
 from kvdir.v1 import events_pb2_grpc
 
 __all__ = ["Backoff", "Dial", "HeartbeatFigures", "Publisher", "PublisherIdentity", "PublisherStats"]
@@ -87,8 +88,8 @@ class Publisher:
 
     loss: share of batches to drop after they were numbered, to try out loss; replayed ones are dropped alike.
     silence_s: a coordinator that does not answer for so long is given up and connected to again.
-    chunk_blocks: of one message of a snapshot. dial: gRPC to `address` unless given. standby: shared by the publishers of one
-    owner.
+    chunk_blocks: of one message of a snapshot. dial: gRPC to `address` by `dialer` unless given.
+    standby: shared by the publishers of one owner.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class Publisher:
         chunk_blocks: int = 8192,
         evict: Evict | None = None,
         dial: Dial | None = None,
+        dialer: Dialer = PLAINTEXT,
         standby: Standby | None = None,
         doubt: Callable[[], Doubt] = vouches,
     ) -> None:
@@ -127,6 +129,7 @@ class Publisher:
         self._linger_s = linger_s
         self._options = client_options(max_message_bytes=max_message_bytes)
         self._dial = dial or self._dial_grpc
+        self._dialer = dialer
         self._standby = standby or Standby()
         self._fenced = ""
         self._last_error = ""
@@ -244,9 +247,9 @@ class Publisher:
 
     @contextlib.asynccontextmanager
     async def _dial_grpc(self) -> AsyncIterator[Any]:
-        channel = grpc.aio.insecure_channel(self._address, options=self._options)
+        channel = self._dialer.aio(self._address, options=self._options)
         try:
-            await wait_ready(channel, target=self._address, timeout_s=self._connect_timeout_s)
+            await self._dialer.connected(channel, target=self._address, timeout_s=self._connect_timeout_s)
             yield events_pb2_grpc.EventsStub(channel).Publish()
         finally:
             await channel.close()

@@ -36,8 +36,9 @@ from kvdir.core.replica import CreditLine, FeedFault, ReplicaState, expected_blo
 from kvdir.core.roster import Beat
 from kvdir.errors import KvdirError, RemoteProtocolError
 from kvdir.index import RegionError, RegionIndex, create_region
-from kvdir.rpc.channel import DEFAULT_MAX_MESSAGE_BYTES, client_options, wait_ready
+from kvdir.rpc.channel import DEFAULT_MAX_MESSAGE_BYTES, client_options
 from kvdir.rpc.status import from_rpc_error
+from kvdir.rpc.tls import PLAINTEXT, Dialer
 from kvdir.rpc.watch_codec import decode_response, encode_credit, encode_start
 from kvdir.v1 import directory_pb2
 
@@ -85,6 +86,7 @@ class Replica:
         silence_s: float = 2.0,
         backoff: Backoff | None = None,
         rng: random.Random | None = None,
+        dialer: Dialer = PLAINTEXT,
     ) -> None:
         self._addresses = addresses if isinstance(addresses, Addresses) else Addresses(addresses, name=name)
         self._path = path
@@ -96,6 +98,7 @@ class Replica:
         self._connect_timeout_s = connect_timeout_s
         self._silence_s = self._patience_s = silence_s
         self._backoff = backoff or Backoff()
+        self._dialer = dialer
         self._rng = rng or random.Random()
         self._counters = ReplicaCounters()
         self._empty: RegionIndex | None = None
@@ -207,8 +210,8 @@ class Replica:
 
     async def _watch(self, address: str) -> None:
         options = client_options(max_message_bytes=DEFAULT_MAX_MESSAGE_BYTES)
-        async with grpc.aio.insecure_channel(address, options=options) as channel:
-            await wait_ready(channel, target=address, timeout_s=self._connect_timeout_s)
+        async with self._dialer.aio(address, options=options) as channel:
+            await self._dialer.connected(channel, target=address, timeout_s=self._connect_timeout_s)
             call: Any = channel.stream_stream(
                 METHOD, request_serializer=directory_pb2.WatchRequest.SerializeToString, response_deserializer=None
             )()

@@ -38,9 +38,10 @@ from kvdir.fingerprint import Fingerprints
 from kvdir.location import MinTrust, Tier
 from kvdir.obs import trace
 from kvdir.rpc.admin_codec import decode_part
-from kvdir.rpc.channel import DEFAULT_MAX_MESSAGE_BYTES, client_options, wait_ready_blocking
+from kvdir.rpc.channel import DEFAULT_MAX_MESSAGE_BYTES, client_options
 from kvdir.rpc.status import from_rpc_error
 from kvdir.rpc.story_codec import StoryAnswer
+from kvdir.rpc.tls import Dialer, TlsFiles
 from kvdir.v1 import admin_pb2
 
 AnswerT = TypeVar("AnswerT")
@@ -63,6 +64,7 @@ class Client:
         connect_timeout_s: float = 0.5,
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
         stream: bool = True,
+        tls: TlsFiles | Dialer | None = None,
     ) -> None:
         self.races = RaceCounters()
         self._addresses = Addresses(name=name)
@@ -76,9 +78,14 @@ class Client:
         self._channels: dict[str, grpc.Channel] = {}
         self._ready: set[str] = set()  # connected when last seen; others are waited for, within the call's deadline
         self._connecting = threading.Lock()
-        self._using: Counter[str] = Counter()
+        self._dialer = Dialer.of(tls)
+        self._using: Counter[grpc.Channel] = Counter()
+        self._retired: list[grpc.Channel] = []
         self._pruned = self._addresses.generation
-        self._streams = LookupStreams(self._options, connect_timeout_s=connect_timeout_s) if stream else None
+        self._renewed = self._dialer.generation
+        self._streams: LookupStreams | None = None
+        if stream:
+            self._streams = LookupStreams(self._options, connect_timeout_s=connect_timeout_s, dialer=self._dialer)
 
     def __enter__(self) -> Self:
         return self
@@ -94,8 +101,9 @@ class Client:
         if self._streams is not None:
             self._streams.close()
         with self._connecting:
-            self._closed, channels, self._channels = True, self._channels, {}
-        for channel in channels.values():
+            channels = [*self._channels.values(), *self._retired]
+            self._closed, self._channels, self._retired = True, {}, []
+        for channel in channels:
             channel.close()
 
     def lookup(
@@ -179,8 +187,9 @@ class Client:
         self._look_around(end_s)
         address = self._addresses.order(now_s=time.monotonic())[0]
         request = calls.dump_request(namespace_digest=namespace_digest, node=node, chunk_blocks=chunk_blocks)
-        with self._used(address):
-            method = self._connected(address, end_s).unary_stream(
+        with self._used(address) as channel:
+            self._connected(channel, address, end_s)
+            method = channel.unary_stream(
                 calls.DUMP_METHOD,
                 request_serializer=admin_pb2.DumpRequest.SerializeToString,
                 response_deserializer=admin_pb2.DumpChunk.FromString,
@@ -272,36 +281,49 @@ class Client:
     def _look_around(self, end_s: float) -> None:
         if not len(self._addresses) and not self._discovery.wait(max(0.0, end_s - time.monotonic())):
             raise Unavailable(f"no coordinator is known yet: {self._discovery.problem or 'nobody has said any'}")
-        if self._pruned != self._addresses.generation:
+        if self._pruned != self._addresses.generation or self._renewed != self._dialer.generation or self._retired:
             self._prune()
 
     def _prune(self) -> None:
-        generation = self._addresses.generation
+        """As that of the aio client."""
         if self._streams is not None:
             self._streams.forget(lambda address: address not in self._addresses)
         with self._connecting:
-            gone = [address for address in self._channels if address not in self._addresses]
-            idle = {address: self._channels.pop(address) for address in gone if not self._using[address]}
-            for address in idle:
-                del self._using[address]
-            self._ready.difference_update(gone)
-            if len(idle) == len(gone):
-                self._pruned = generation
-        for channel in idle.values():
+            generation = self._dialer.generation
+            renewed = generation != self._renewed
+            self._pruned, self._renewed = self._addresses.generation, generation
+            for address in [address for address in self._channels if renewed or address not in self._addresses]:
+                self._ready.discard(address)
+                self._retired.append(self._channels.pop(address))
+            idle = [channel for channel in self._retired if not self._using[channel]]
+            self._retired = [channel for channel in self._retired if self._using[channel]]
+            for channel in idle:
+                del self._using[channel]
+        for channel in idle:
             channel.close()
 
     @contextlib.contextmanager
-    def _used(self, address: str) -> Iterator[None]:
-        """Its channel is not closed inside the block."""
-        self._use(address, 1)
+    def _used(self, address: str) -> Iterator[grpc.Channel]:
+        """Its channel, which is not closed inside the block."""
+        channel = self._use(address)
         try:
-            yield
+            yield channel
         finally:
-            self._use(address, -1)
+            self._unuse(channel)
 
-    def _use(self, address: str, change: int) -> None:
+    def _use(self, address: str) -> grpc.Channel:
         with self._connecting:
-            self._using[address] += change
+            if self._closed:
+                raise Unavailable(f"{address}: the client was closed")
+            channel = self._channels.get(address)
+            if channel is None:
+                channel = self._channels[address] = self._dialer.blocking(address, options=self._options)
+            self._using[channel] += 1
+        return channel
+
+    def _unuse(self, channel: grpc.Channel) -> None:
+        with self._connecting:
+            self._using[channel] -= 1
 
     def _begin(self, call: Call[AnswerT], address: str, end_s: float, *, ended: queue.SimpleQueue[str]) -> Question:
         """Sends; connecting is part of the question: refused is an error at once, no answer one at the deadline."""
@@ -313,14 +335,14 @@ class Client:
             ended.put(address)
             return NotAsked(end_s, error)
         except NoStream:
-            self._use(address, 1)
-            method: Any = self._channel(address).unary_unary(
+            channel = self._use(address)
+            method: Any = channel.unary_unary(
                 call.method,
                 request_serializer=type(call.request).SerializeToString,
                 response_deserializer=call.response.FromString,
             )
             future = method.future(call.request, timeout=max(0.0, end_s - time.monotonic()), metadata=trace.metadata())
-            future.add_done_callback(lambda _: self._use(address, -1))
+            future.add_done_callback(lambda _: self._unuse(channel))
             question = Unary(address, end_s, future)
         future.add_done_callback(lambda _: ended.put(address))
         return question
@@ -335,11 +357,12 @@ class Client:
         if self._streams is not None and call.method == calls.LOOKUP_METHOD:
             with contextlib.suppress(NoStream):  # then by a call of its own
                 return call.read(self._streams.lookup(address, call.request, end_s=end_s))
-        with self._used(address):
-            return call.read(self._unary(call, address, end_s))
+        with self._used(address) as channel:
+            return call.read(self._unary(call, channel, address, end_s))
 
-    def _unary(self, call: Call[Any], address: str, end_s: float) -> Any:
-        method: Any = self._connected(address, end_s).unary_unary(
+    def _unary(self, call: Call[Any], channel: grpc.Channel, address: str, end_s: float) -> Any:
+        self._connected(channel, address, end_s)
+        method: Any = channel.unary_unary(
             call.method,
             request_serializer=type(call.request).SerializeToString,
             response_deserializer=call.response.FromString,
@@ -352,20 +375,11 @@ class Client:
         except grpc.RpcError as error:
             raise from_rpc_error(error, target=address) from error
 
-    def _channel(self, address: str) -> grpc.Channel:
-        with self._connecting:
-            if self._closed:
-                raise Unavailable(f"{address}: the client was closed")
-            channel = self._channels.get(address)
-            if channel is None:
-                channel = self._channels[address] = grpc.insecure_channel(address, options=self._options)
-        return channel
-
-    def _connected(self, address: str, end_s: float) -> grpc.Channel:
-        channel = self._channel(address)
-        if address in self._ready:
-            return channel
+    def _connected(self, channel: grpc.Channel, address: str, end_s: float) -> None:
+        current = self._channels.get(address) is channel
+        if current and address in self._ready:
+            return
         timeout_s = max(0.0, min(self._connect_timeout_s, end_s - time.monotonic()))
-        wait_ready_blocking(channel, target=address, timeout_s=timeout_s)
-        self._ready.add(address)
-        return channel
+        self._dialer.connected_blocking(channel, target=address, timeout_s=timeout_s)
+        if current:
+            self._ready.add(address)

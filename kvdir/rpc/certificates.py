@@ -26,19 +26,25 @@ _TRIES = 3
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files. certificate: ours first, then intermediate ones. key: not encrypted. ca: certificates of the CAs we trust."""
+    """PEM files. certificate: ours first, then intermediate ones. key: not encrypted. ca: certificates of the CAs we trust.
+
+    server_name: that the certificate of every server must hold, whatever was dialled; empty: the name or address that was.
+    """
 
     certificate: str
     key: str
     ca: str
+    server_name: str = ""
 
     @classmethod
-    def given(cls, certificate: str, key: str, ca: str) -> TlsFiles | None:
+    def given(cls, certificate: str, key: str, ca: str, server_name: str = "") -> TlsFiles | None:
         """None when none is given. Raises ConfigError when only some are."""
         faults = missing({"tls_cert": certificate, "tls_key": key, "tls_ca": ca})
+        if server_name and not certificate:
+            faults.append("tls_server_name: needs tls_cert, tls_key and tls_ca")
         if faults:
             raise ConfigError(faults)
-        return cls(certificate, key, ca) if certificate else None
+        return cls(certificate, key, ca, server_name) if certificate else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,15 +10,21 @@ import asyncio
 import queue
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import grpc
 import grpc.aio
 
 from kvdir.errors import Unavailable
+from kvdir.rpc.cancel import call_alone_cancelled
+from kvdir.rpc.refusal import in_words
 
 Options = Sequence[tuple[str, int | str]]
 
 DEFAULT_MAX_MESSAGE_BYTES = 16 * 2**20
+_ANY_METHOD = "/grpc.health.v1.Health/Check"
+_REASON_S = 0.5
+"""A call on a channel that has just failed ends at once, with the reason; if it connects after all, after so long."""
 
 
 def server_options(*, max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES, share_port: bool = False) -> Options:
@@ -55,21 +61,24 @@ class NotConnected(Unavailable):
     """Nobody refused, and nobody answered."""
 
 
-async def wait_ready(channel: grpc.aio.Channel, *, target: str, timeout_s: float) -> None:
-    """Connects. Raises Unavailable when it is refused (at once), NotConnected when it takes longer than timeout_s."""
+async def wait_ready(channel: grpc.aio.Channel, *, target: str, timeout_s: float, secure: bool = False) -> None:
+    """Connects. Raises Unavailable when it is refused (at once), NotConnected when it takes longer than timeout_s.
+
+    secure: it is TLS; a refusal is asked for its reason, which the state of a channel does not tell.
+    """
     try:
         async with asyncio.timeout(timeout_s):
             state = channel.get_state(try_to_connect=True)
             while state is not grpc.ChannelConnectivity.READY:
                 if state in (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN):
-                    raise Unavailable(f"{target}: connection refused or lost; is the server running, and is the address right?")
+                    raise Unavailable(await _why(channel, target) if secure else _refused(target))
                 await channel.wait_for_state_change(state)
                 state = channel.get_state(try_to_connect=True)
     except TimeoutError:
         raise NotConnected(f"{target}: no connection within {timeout_s:.2g} s; is the address right?") from None
 
 
-def wait_ready_blocking(channel: grpc.Channel, *, target: str, timeout_s: float) -> None:
+def wait_ready_blocking(channel: grpc.Channel, *, target: str, timeout_s: float, secure: bool = False) -> None:
     """As wait_ready, for a blocking channel."""
     heard: queue.SimpleQueue[grpc.ChannelConnectivity] = queue.SimpleQueue()
     end_s = time.monotonic() + timeout_s
@@ -80,8 +89,34 @@ def wait_ready_blocking(channel: grpc.Channel, *, target: str, timeout_s: float)
             if state is grpc.ChannelConnectivity.READY:
                 return
             if state in (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN):
-                raise Unavailable(f"{target}: connection refused or lost; is the server running, and is the address right?")
+                raise Unavailable(_why_blocking(channel, target, end_s) if secure else _refused(target))
     except queue.Empty:
         raise NotConnected(f"{target}: no connection within {timeout_s:.2g} s; is the server running?") from None
     finally:
         channel.unsubscribe(heard.put)
+
+
+def _refused(target: str) -> str:
+    return f"{target}: connection refused or lost; is the server running, and is the address right?"
+
+
+async def _why(channel: grpc.aio.Channel, target: str) -> str:
+    method: Any = channel.unary_unary(_ANY_METHOD)
+    try:
+        await method(b"", timeout=_REASON_S)
+    except grpc.aio.AioRpcError as error:
+        return in_words(error.details() or "", target=target)
+    except asyncio.CancelledError:
+        if not call_alone_cancelled():
+            raise
+    return _refused(target)
+
+
+def _why_blocking(channel: grpc.Channel, target: str, end_s: float) -> str:
+    method: Any = channel.unary_unary(_ANY_METHOD)
+    try:
+        method(b"", timeout=max(0.01, min(_REASON_S, end_s - time.monotonic())))
+    except grpc.RpcError as error:
+        failed: Any = error
+        return in_words(failed.details() or "", target=target)
+    return _refused(target)

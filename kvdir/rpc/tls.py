@@ -26,7 +26,7 @@ import grpc.aio
 from kvdir.errors import ConfigError
 from kvdir.obs.logs import say
 from kvdir.rpc.certificates import Certificate, TlsFiles, missing, read_certificate, stamp
-from kvdir.rpc.channel import Options
+from kvdir.rpc.channel import Options, wait_ready, wait_ready_blocking
 
 __all__ = ["PLAINTEXT", "Certificate", "Credentials", "Dialer", "ServerTls", "TlsFiles", "bind", "missing"]
 
@@ -110,10 +110,12 @@ class Credentials:
 
 
 class ServerTls(Credentials):
-    """Credentials of a process that listens. names: that its certificate must hold, because clients check them."""
+    """Credentials of a process that listens, and of its own calls. names: that clients dial, and so check, unless there is a
+    server_name, which they check then.
+    """
 
     def __init__(self, files: TlsFiles, *, names: Sequence[str] = ()) -> None:
-        super().__init__(files, server=True, names=names)
+        super().__init__(files, server=True, names=(files.server_name,) if files.server_name else names)
 
     def grpc(self) -> grpc.ServerCredentials:
         """For one server, which asks for the newest content at each handshake. Clients must show a certificate."""
@@ -131,23 +133,23 @@ class ServerTls(Credentials):
 
 
 class Dialer:
-    """Opens channels, with TLS when there are credentials. server_name: that every server's certificate must hold, instead of
-    the name or address that is dialled.
-    """
+    """Opens channels, with TLS when there are credentials. One for all channels of a process or client."""
 
-    def __init__(self, credentials: Credentials | None = None, *, server_name: str = "") -> None:
+    def __init__(self, credentials: Credentials | None = None) -> None:
         self._credentials = credentials
-        self._server_name = server_name
+        self._server_name = credentials.files.server_name if credentials is not None else ""
         self._made: tuple[Certificate, grpc.ChannelCredentials] | None = None
 
     @classmethod
-    def of(cls, files: TlsFiles | None, *, server_name: str = "") -> Dialer:
-        """From files, for a client. Raises ConfigError."""
-        return PLAINTEXT if files is None else cls(Credentials(files), server_name=server_name)
+    def of(cls, tls: TlsFiles | Dialer | None) -> Dialer:
+        """For a client. None: plaintext. Raises ConfigError: the files cannot be used."""
+        if tls is None:
+            return PLAINTEXT
+        return cls(Credentials(tls)) if isinstance(tls, TlsFiles) else tls
 
-    @property
-    def secure(self) -> bool:
-        return self._credentials is not None
+    def secures(self, address: str) -> bool:
+        """Whether a channel to it is TLS."""
+        return self._credentials is not None and not address.startswith("unix:")
 
     @property
     def generation(self) -> int:
@@ -158,12 +160,20 @@ class Dialer:
         return self._credentials.generation
 
     def aio(self, address: str, *, options: Options) -> grpc.aio.Channel:
-        if self._credentials is None or address.startswith("unix:"):
+        if not self.secures(address):
             return grpc.aio.insecure_channel(address, options=options)
         return grpc.aio.secure_channel(address, self._channel_credentials(), options=self._with_name(options))
 
+    async def connected(self, channel: grpc.aio.Channel, *, target: str, timeout_s: float) -> None:
+        """See wait_ready."""
+        await wait_ready(channel, target=target, timeout_s=timeout_s, secure=self.secures(target))
+
+    def connected_blocking(self, channel: grpc.Channel, *, target: str, timeout_s: float) -> None:
+        """See wait_ready_blocking."""
+        wait_ready_blocking(channel, target=target, timeout_s=timeout_s, secure=self.secures(target))
+
     def blocking(self, address: str, *, options: Options) -> grpc.Channel:
-        if self._credentials is None or address.startswith("unix:"):
+        if not self.secures(address):
             return grpc.insecure_channel(address, options=options)
         return grpc.secure_channel(address, self._channel_credentials(), options=self._with_name(options))
 

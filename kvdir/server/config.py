@@ -237,7 +237,7 @@ class CoordinatorConfig:
     @property
     def tls(self) -> TlsFiles | None:
         """None: everything is plaintext."""
-        return TlsFiles.given(self.tls_cert, self.tls_key, self.tls_ca)
+        return TlsFiles.given(self.tls_cert, self.tls_key, self.tls_ca, self.tls_server_name)
 
     def _store_faults(self) -> list[str]:
         """Never with the URL in it: that may hold a password."""

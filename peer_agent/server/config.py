@@ -213,7 +213,7 @@ class AgentConfig:
     @property
     def tls(self) -> TlsFiles | None:
         """Of the control plane. None: it is plaintext."""
-        return TlsFiles.given(self.tls_cert, self.tls_key, self.tls_ca)
+        return TlsFiles.given(self.tls_cert, self.tls_key, self.tls_ca, self.tls_server_name)
 
     def faults(self) -> list[str]:
         """What is wrong with the whole, one sentence each."""
