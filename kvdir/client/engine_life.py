@@ -26,13 +26,14 @@ from kvdir.core.sketches import SKETCH_CELLS, OwnerSketches
 from kvdir.engines import Applied, DecodedBatch, Residency
 from kvdir.index import Sketch
 from kvdir.namespace import Namespace
+from kvdir.rpc.tls import PLAINTEXT, Dialer
 
 GOODBYE_S = 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publishing:
-    """Where lives publish, the same for all. queue_events, ring_bytes: of each outbox.
+    """Where lives publish, the same for all, and by what. queue_events, ring_bytes: of each outbox.
 
     follow: called with every life's stream, outbox and namespaces (client/events_out.py); None: nobody else reads them.
     """
@@ -41,6 +42,7 @@ class Publishing:
     version: str = ""
     queue_events: int = 65_536
     ring_bytes: int = 16 << 20
+    dialer: Dialer = PLAINTEXT
     follow: Callable[[str, OwnerOutbox, Callable[[], Mapping[bytes, Namespace]]], None] | None = None
 
 
@@ -70,6 +72,7 @@ class EngineLife:
             heartbeat=self._heartbeat,
             rng=random.Random(self.epoch),
             doubt=lambda: self.doubt,
+            dialer=publishing.dialer,
         )
         self.publishers = Publishers(publishing.coordinators, identity, new_publisher, on_fenced=on_fenced)
 

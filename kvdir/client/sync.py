@@ -106,6 +106,11 @@ class Client:
         for channel in channels:
             channel.close()
 
+    @property
+    def dialer(self) -> Dialer:
+        """For connections to others with the same certificate."""
+        return self._dialer
+
     def lookup(
         self,
         namespace_digest: bytes,

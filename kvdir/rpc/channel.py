@@ -97,7 +97,7 @@ def wait_ready_blocking(channel: grpc.Channel, *, target: str, timeout_s: float,
 
 
 def _refused(target: str) -> str:
-    return f"{target}: connection refused or lost; is the server running, and is the address right?"
+    return f"{target}: connection refused or lost; is the server running, is the address right, does it want TLS?"
 
 
 async def _why(channel: grpc.aio.Channel, target: str) -> str:

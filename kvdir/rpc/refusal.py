@@ -25,8 +25,8 @@ _CAUSES = (
     ),
     (
         "Socket closed",
-        "it closed the connection during the handshake: our certificate is refused there (expired, or signed by no CA in its "
-        "tls_ca), or it listens for something else",
+        "it closed the connection: it wants a certificate that it accepts (ours may be missing, expired, or signed by no CA in "
+        "its tls_ca), or it listens for something else",
     ),
 )
 """What gRPC's text holds, and what it means; the first that fits."""
@@ -34,16 +34,21 @@ _CAUSES = (
 
 def in_words(details: str, *, target: str) -> str:
     """details: of the error of a call whose connection failed."""
-    last = details.rpartition("last error: ")[2].removeprefix("UNKNOWN: ").removeprefix("UNAVAILABLE: ")
+    meaning = cause(details)
+    return f"{target}: {meaning or f'not connected: {_reason(details)}; is the server running, and is the address right?'}"
+
+
+def cause(details: str) -> str:
+    """What was the matter with TLS, if it was that; else empty."""
     for sign, meaning in _CAUSES:
         if sign in details:
-            return f"{target}: {meaning} ({_reason(last)})"
-    return f"{target}: not connected: {last or 'no reason given'}; is the server running, and is the address right?"
+            return f"{meaning} ({_reason(details)})"
+    return ""
 
 
-def _reason(text: str) -> str:
-    """Without what only gRPC's authors need: addresses, names of its functions, and the verdict on no certificate."""
-    parts = [part.strip() for part in text.split(": ")]
-    dropped = ("ipv4", "ipv6", "Invalid certificate verification context", "OK")
+def _reason(details: str) -> str:
+    """Without what only gRPC's authors need: codes, addresses, names of its functions, and a verdict on no certificate."""
+    parts = [part.strip() for part in details.rpartition("last error: ")[2].split(": ")]
+    dropped = ("UNKNOWN", "UNAVAILABLE", "ipv4", "ipv6", "Invalid certificate verification context", "OK")
     kept = [part for part in parts if part and not part.startswith(dropped)]
-    return ": ".join(kept[-2:])
+    return ": ".join(kept[-2:]) or "no reason given"

@@ -133,10 +133,14 @@ class ServerTls(Credentials):
 
 
 class Dialer:
-    """Opens channels, with TLS when there are credentials. One for all channels of a process or client."""
+    """Opens channels, with TLS when there are credentials. One for all channels of a process or client.
 
-    def __init__(self, credentials: Credentials | None = None) -> None:
+    via: a unix socket that leads there whatever is dialled, for calls of a process to itself.
+    """
+
+    def __init__(self, credentials: Credentials | None = None, *, via: str = "") -> None:
         self._credentials = credentials
+        self._via = via
         self._server_name = credentials.files.server_name if credentials is not None else ""
         self._made: tuple[Certificate, grpc.ChannelCredentials] | None = None
 
@@ -161,7 +165,7 @@ class Dialer:
 
     def aio(self, address: str, *, options: Options) -> grpc.aio.Channel:
         if not self.secures(address):
-            return grpc.aio.insecure_channel(address, options=options)
+            return grpc.aio.insecure_channel(self._via or address, options=options)
         return grpc.aio.secure_channel(address, self._channel_credentials(), options=self._with_name(options))
 
     async def connected(self, channel: grpc.aio.Channel, *, target: str, timeout_s: float) -> None:
@@ -174,7 +178,7 @@ class Dialer:
 
     def blocking(self, address: str, *, options: Options) -> grpc.Channel:
         if not self.secures(address):
-            return grpc.insecure_channel(address, options=options)
+            return grpc.insecure_channel(self._via or address, options=options)
         return grpc.secure_channel(address, self._channel_credentials(), options=self._with_name(options))
 
     def _channel_credentials(self) -> grpc.ChannelCredentials:

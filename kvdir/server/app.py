@@ -18,6 +18,7 @@ from kvdir.obs.metrics import CoordinatorMetrics
 from kvdir.obs.spans import NO_TRACER, Tracer
 from kvdir.rpc.channel import server_options
 from kvdir.rpc.interceptors import EdgeInterceptor
+from kvdir.rpc.tls import bind
 from kvdir.server.admin_service import AdminService
 from kvdir.server.checkpoint import Checkpointer, CheckpointFigures, load
 from kvdir.server.config import CoordinatorConfig
@@ -116,7 +117,7 @@ def build_server(
     )
     coordinator.on_drain.append(streams.drain)
     if coordinator.place is not None:
-        server.add_insecure_port(coordinator.place.socket)
+        bind(server, coordinator.place.socket, None)
     made = DirectoryService if isinstance(coordinator, Coordinator) else SharedDirectoryService
     service = made(source, streams, max_fingerprints=config.max_fingerprints, scores=score_source(coordinator))
     directory_pb2_grpc.add_DirectoryServicer_to_server(service, server)

@@ -37,6 +37,7 @@ from kvdir.obs.logs import say
 from kvdir.obs.metrics import CoordinatorMetrics
 from kvdir.rpc.event_codec import encode_evict_request, encode_sketch_request
 from kvdir.rpc.gate import Gate
+from kvdir.rpc.tls import ServerTls
 from kvdir.server.checkpoint import Checkpointer, CheckpointFigures
 from kvdir.server.config import CoordinatorConfig
 from kvdir.server.connections import Connections
@@ -81,6 +82,7 @@ class Coordinator:
         self.on_drain: list[Callable[[], None]] = []
         self.on_tick: list[Callable[[float], None]] = []
         self.place: WorkerPlace | None = None
+        self.tls: ServerTls | None = None
         self.checkpoints = CheckpointFigures()
         self.checkpointer: Checkpointer | None = None
         self.quotas = QuotaKeeper(config.quotas())

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 
 from kvdir.client.discovery import Discovery
 from kvdir.client.engine_life import Publishing
+from kvdir.rpc.tls import PLAINTEXT, Dialer
 from kvdir.server.app import AnyCoordinator, score_source
 from kvdir.server.config import is_loopback, split_address
 from kvdir.server.http_server import HttpLimits, HttpServer
@@ -15,19 +17,27 @@ from kvdir.server.indexer_engines import RegisteredEngines
 from kvdir.server.rights import indexer_tenants
 
 
+@dataclass(frozen=True, slots=True)
+class Itself:
+    """Where this process takes streams of events, and how it connects there."""
+
+    address: str
+    dialer: Dialer = PLAINTEXT
+
+
 @contextlib.asynccontextmanager
-async def indexing(coordinator: AnyCoordinator, *, grpc_address: str) -> AsyncIterator[str]:
+async def indexing(coordinator: AnyCoordinator, *, itself: Itself) -> AsyncIterator[str]:
     """Serves inside the block, at the address that is yielded; empty when the config has none.
 
-    grpc_address: where this process takes streams, for those of registered engines. Raises ConfigError.
+    itself: for streams of registered engines. Raises ConfigError.
     """
     config = coordinator.config
     if not config.indexer_listen:
         yield ""
         return
     host, port = split_address(config.indexer_listen)
-    discovery = Discovery(grpc_address)
-    engines = RegisteredEngines(Publishing(coordinators=discovery, version=coordinator.version))
+    discovery = Discovery(itself.address)
+    engines = RegisteredEngines(Publishing(coordinators=discovery, version=coordinator.version, dialer=itself.dialer))
     indexer = Indexer(
         score_source(coordinator),
         engines,

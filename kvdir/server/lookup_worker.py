@@ -45,6 +45,7 @@ from kvdir.rpc.gate import CallLimits
 from kvdir.rpc.interceptors import EdgeInterceptor
 from kvdir.rpc.security import Security
 from kvdir.rpc.status import from_rpc_error
+from kvdir.rpc.tls import PLAINTEXT, ServerTls, TlsFiles, bind
 from kvdir.server.directory_service import DirectoryService
 from kvdir.server.lookup_stream import LOOKUP, METHOD, LookupStreams
 from kvdir.server.pass_through import pass_through
@@ -92,6 +93,7 @@ class WorkerSpec:
     policy: str = ""
     max_requests_per_s: float = 0.0
     max_streams_per_identity: int = 0
+    tls: TlsFiles | None = None
 
 
 def main(argument: str) -> None:
@@ -113,9 +115,7 @@ def _die_with(parent: int) -> None:
 async def _serve(spec: WorkerSpec) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    async with grpc.aio.insecure_channel(
-        spec.main, options=client_options(max_message_bytes=spec.max_message_bytes)
-    ) as channel:
+    async with PLAINTEXT.aio(spec.main, options=client_options(max_message_bytes=spec.max_message_bytes)) as channel:
         tracing = open_tracing(
             spec.otlp_endpoint,
             spec.trace_ratio,
@@ -184,7 +184,8 @@ class _Worker:
         reflection.enable_server_reflection(REFLECTED, self._server)
 
     async def start(self) -> None:
-        if not self._server.add_insecure_port(self._spec.listen):
+        tls = ServerTls(self._spec.tls) if self._spec.tls is not None else None
+        if not bind(self._server, self._spec.listen, tls):
             sys.exit(f"{self._spec.listen} cannot be shared with the coordinator")
         await self._turn()
         await self._server.start()

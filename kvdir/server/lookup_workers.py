@@ -151,6 +151,7 @@ class LookupWorkers:
             policy=str(Path(config.policy).absolute()) if config.policy else "",
             max_requests_per_s=config.max_requests_per_s,
             max_streams_per_identity=config.max_streams_per_identity,
+            tls=config.tls,
         )
 
     async def _supervise(self, number: int) -> None:

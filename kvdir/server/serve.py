@@ -12,6 +12,7 @@ import contextlib
 import functools
 import logging
 import signal
+import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -24,10 +25,12 @@ from kvdir.errors import ConfigError
 from kvdir.obs.http import HttpSide, LoopPulse
 from kvdir.obs.logs import say
 from kvdir.obs.tracing import SPANS_S, open_tracing
+from kvdir.rpc.health_port import HealthPort
+from kvdir.rpc.tls import Dialer, ServerTls, bind
 from kvdir.server.app import AnyCoordinator, build_coordinator, build_server, build_shared
 from kvdir.server.config import MEMORY, CoordinatorConfig, split_address
 from kvdir.server.coordinator import Coordinator
-from kvdir.server.indexer_serve import indexing
+from kvdir.server.indexer_serve import Itself, indexing
 from kvdir.server.lookup_workers import LookupWorkers
 from kvdir.server.page.serve import page_beside_metrics, paging
 from kvdir.server.services import HEALTH_NAMES
@@ -55,6 +58,7 @@ class Bound:
     ticker: asyncio.Task[None]
     indexer: str = ""
     page: str = ""
+    health: str = ""
 
 
 class Stop:
@@ -137,6 +141,7 @@ async def running(coordinator: AnyCoordinator, stop: Stop | None = None) -> Asyn
     host, port = split_address(config.listen)
     pulse = LoopPulse(limit_s=_ALIVE_S)
     async with contextlib.AsyncExitStack() as stack:
+        coordinator.tls = tls = ServerTls(config.tls) if config.tls else None
         workers = _workers(coordinator, host, port, stack)
         tracing = open_tracing(
             config.otlp_endpoint,
@@ -147,7 +152,8 @@ async def running(coordinator: AnyCoordinator, stop: Stop | None = None) -> Asyn
         )
         stack.push_async_callback(asyncio.to_thread, tracing.close, grace_s=min(config.grace_s, SPANS_S))
         server, healthy = build_server(coordinator, tracer=tracing.tracer)
-        port = _bind(server, host, workers.port if workers is not None else port)
+        port = _bind(server, host, workers.port if workers is not None else port, tls)
+        itself = _itself(coordinator, server, _reachable(host, port), stack)
         page = await stack.enter_async_context(paging(coordinator))
         http, page_at = "", ""
         new_side = functools.partial(
@@ -164,6 +170,16 @@ async def running(coordinator: AnyCoordinator, stop: Stop | None = None) -> Asyn
             page_at = http if beside is not None else ""
         if config.page_listen:
             page_at = _open(new_side(split_address(config.page_listen), further=page, setting="page_listen"), stack)
+        health = ""
+        if config.health_listen:
+            probes = HealthPort(
+                config.health_listen,
+                started=lambda: "" if workers is None or workers.started else "lookup workers are starting",
+                alive=pulse.fault,
+                ready=lambda: _not_ready(coordinator, workers),
+            )
+            stack.push_async_callback(asyncio.to_thread, probes.close)
+            health = _join(split_address(config.health_listen)[0], probes.port)
         await server.start()
         for service in HEALTH_NAMES:
             await healthy.set(service, health_pb2.HealthCheckResponse.SERVING)
@@ -174,8 +190,8 @@ async def running(coordinator: AnyCoordinator, stop: Stop | None = None) -> Asyn
         try:
             if workers is not None:
                 await workers.start()
-            async with indexing(coordinator, grpc_address=_reachable(host, port)) as indexer:
-                yield Bound(f"{host}:{port}", http, coordinator.version, ticker, indexer, page_at)
+            async with indexing(coordinator, itself=itself) as indexer:
+                yield Bound(f"{host}:{port}", http, coordinator.version, ticker, indexer, page_at, health)
         finally:
             stop.left_s(config.grace_s)
             await healthy.enter_graceful_shutdown()
@@ -233,16 +249,27 @@ async def _nothing() -> None:
 
 def _reachable(host: str, port: int) -> str:
     """Where this process itself finds its services, wherever they listen."""
-    own = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"[{own}]:{port}" if ":" in own else f"{own}:{port}"
+    return _join({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port)
 
 
-def _bind(server: grpc.aio.Server, host: str, port: int) -> int:
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    try:
-        bound = server.add_insecure_port(address)
-    except RuntimeError:
-        bound = 0
+def _join(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _itself(coordinator: AnyCoordinator, server: grpc.aio.Server, address: str, stack: contextlib.AsyncExitStack) -> Itself:
+    """How this process calls its own services. Where others need a certificate, by a private socket: it is nobody else."""
+    if coordinator.tls is None or not coordinator.config.indexer_listen:
+        return Itself(address)
+    if coordinator.place is not None:
+        return Itself(address, Dialer(via=coordinator.place.socket))
+    socket = f"unix:{stack.enter_context(tempfile.TemporaryDirectory(prefix='kvdir-itself-'))}/grpc"
+    bind(server, socket, None)
+    return Itself(address, Dialer(via=socket))
+
+
+def _bind(server: grpc.aio.Server, host: str, port: int, tls: ServerTls | None) -> int:
+    address = _join(host, port)
+    bound = bind(server, address, tls)
     if not bound:
         raise ConfigError(
             [
@@ -279,11 +306,12 @@ def _refresher(coordinator: AnyCoordinator) -> Callable[[], None]:
 def _not_ready(coordinator: AnyCoordinator, workers: LookupWorkers | None) -> str:
     if workers is not None and not workers.started:
         return "lookup workers are starting"
-    return coordinator.not_ready()
+    return coordinator.not_ready() or (coordinator.tls.fault() if coordinator.tls is not None else "")
 
 
 def _remark(coordinator: AnyCoordinator, workers: LookupWorkers | None) -> str:
-    return " ".join(filter(None, (coordinator.remark(), workers.fault() if workers is not None else "")))
+    tls = coordinator.tls.remark() if coordinator.tls is not None else ""
+    return " ".join(filter(None, (coordinator.remark(), workers.fault() if workers is not None else "", tls)))
 
 
 async def _wait_streams(coordinator: AnyCoordinator, grace_s: float) -> None:

@@ -20,10 +20,12 @@ import click
 
 from kvdir.cli.doctor import gather, show, why_not_reached
 from kvdir.cli.output import output_option
+from kvdir.cli.tls import tls_options
 from kvdir.errors import ConfigError, KvdirError
 
 if TYPE_CHECKING:
     from kvdir.diagnosis.cluster import ClusterFacts
+    from kvdir.rpc.certificates import TlsFiles
     from peer_agent.diagnosis.node import AgentFacts, Endpoint, EngineFacts, NodeFacts, SharedMemory
     from peer_agent.server.config import AgentConfig
 
@@ -47,6 +49,7 @@ GREETINGS = 16
     help="Longest wait for each answer and each connection.",
 )
 @click.option("--cluster/--no-cluster", default=True, help="Also check what the coordinators say.")
+@tls_options
 @output_option
 def doctor(
     address: str,
@@ -55,6 +58,7 @@ def doctor(
     endpoints: tuple[str, ...],
     timeout_s: float,
     cluster: bool,
+    tls: TlsFiles | None,
     output: str,
 ) -> None:
     """Why nothing hits: checks of this node, each with what was seen, what it means, and the fix. See docs/doctor.md.
@@ -72,12 +76,13 @@ def doctor(
     from peer_agent.diagnosis.node import examine_node
 
     config, faults = _configuration(config_file)
-    facts = gather_node(config, faults, address=address, endpoints=endpoints, timeout_s=timeout_s)
+    tls = tls or config.tls
+    facts = gather_node(config, faults, address=address, endpoints=endpoints, timeout_s=timeout_s, tls=tls)
     findings = examine_node(facts)
     asked = tuple(filter(None, coordinators.split(","))) or config.coordinators
     if cluster and asked:
-        told = gather(asked, timeout_s=timeout_s, reach=True)
-        findings += examine(replace(told, greeted=asyncio.run(_greet(told, timeout_s))))
+        told = gather(asked, timeout_s=timeout_s, reach=True, tls=tls)
+        findings += examine(replace(told, greeted=asyncio.run(_greet(told, timeout_s, tls))))
     show(findings, output=output)
 
 
@@ -98,13 +103,19 @@ def _configuration(file: Path | None) -> tuple[AgentConfig, tuple[str, ...]]:
 
 
 def gather_node(
-    config: AgentConfig, faults: tuple[str, ...], *, address: str, endpoints: tuple[str, ...], timeout_s: float
+    config: AgentConfig,
+    faults: tuple[str, ...],
+    *,
+    address: str,
+    endpoints: tuple[str, ...],
+    timeout_s: float,
+    tls: TlsFiles | None = None,
 ) -> NodeFacts:
     """Nothing raises: what does not answer is a fact."""
     from peer_agent.diagnosis.node import NodeFacts
 
     at = address or config.engine_address
-    agent, streams, failure = _agent(at, timeout_s)
+    agent, streams, failure = _agent(at, timeout_s, tls)
     wanted = [*endpoints, *(_endpoints(config) if agent is None else ())]
     return NodeFacts(
         address=at,
@@ -123,13 +134,13 @@ def gather_node(
     )
 
 
-def _agent(address: str, timeout_s: float) -> tuple[AgentFacts | None, tuple[EngineFacts, ...], str]:
+def _agent(address: str, timeout_s: float, tls: TlsFiles | None) -> tuple[AgentFacts | None, tuple[EngineFacts, ...], str]:
     """What the agent says of itself and of the engines it follows, or why it does not."""
     from peer_agent.cli.inventory import ask
     from peer_agent.diagnosis.node import AgentFacts, EngineFacts
 
     try:
-        told = ask(address, timeout_s)
+        told = ask(address, timeout_s, tls)
     except KvdirError as error:
         return None, (), str(error)
     facts = AgentFacts(
@@ -215,17 +226,16 @@ def _place(arena_file: str) -> Iterator[str]:
             os.unlink(path)
 
 
-async def _greet(facts: ClusterFacts, timeout_s: float) -> Mapping[str, str]:
+async def _greet(facts: ClusterFacts, timeout_s: float, tls: TlsFiles | None) -> Mapping[str, str]:
     """Asks the agents that could be reached who they are: two may be said to be at one address, or another service is there."""
-    import grpc.aio
-
     from kvdir.rpc.channel import client_options
+    from kvdir.rpc.tls import Dialer
     from peer_agent.server.peer import PeerFailure, say_hello
 
-    at_once = asyncio.Semaphore(GREETINGS)
+    at_once, dialer = asyncio.Semaphore(GREETINGS), Dialer.of(tls)
 
     async def greet(node: str, address: str) -> str:
-        async with at_once, grpc.aio.insecure_channel(address, options=client_options()) as channel:
+        async with at_once, dialer.aio(address, options=client_options()) as channel:
             try:
                 hello, _ = await say_hello(channel, me="doctor", epoch=0, planes=(), timeout_s=timeout_s)
             except PeerFailure as failure:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kvdir.fingerprint import Fingerprints
     from kvdir.location import NodeTrust
     from kvdir.namespace import Namespace
+    from kvdir.rpc.tls import Dialer
 
 LEASE_MS = 1_000
 OTHERS = 64
@@ -140,10 +141,10 @@ def ask_owners(client: Client, answer: Lookup, digest: bytes, asked: Fingerprint
     named = {trust.node for trust in answer.nodes}
     others = [view.trust for view in client.nodes() if view.trust.node not in named and view.trust.state.name != "FENCED"]
     with ThreadPoolExecutor(max_workers=8) as pool:
-        return list(pool.map(lambda trust: ask_owner(trust, digest, asked), [*answer.nodes, *others[:OTHERS]]))
+        return list(pool.map(lambda trust: ask_owner(trust, digest, asked, client.dialer), [*answer.nodes, *others[:OTHERS]]))
 
 
-def ask_owner(trust: NodeTrust, digest: bytes, asked: Fingerprints, *, timeout_s: float = 2.0) -> Owner:
+def ask_owner(trust: NodeTrust, digest: bytes, asked: Fingerprints, dialer: Dialer, *, timeout_s: float = 2.0) -> Owner:
     """What the node itself says about the whole list, also of blocks nobody claimed for it."""
     import grpc
 
@@ -154,7 +155,7 @@ def ask_owner(trust: NodeTrust, digest: bytes, asked: Fingerprints, *, timeout_s
 
     if not trust.peer_address:
         return Owner(trust, None, "it told no address")
-    with grpc.insecure_channel(trust.peer_address, options=channel_options()) as channel:
+    with dialer.blocking(trust.peer_address, options=channel_options()) as channel:
         stub = peer_pb2_grpc.PeerStub(channel)
         request = peer_pb2.LockRequest(
             namespace_digest=digest,

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from kvdir.cli.output import emit, facts, output_option, stack, table
+from kvdir.cli.tls import tls_options
 from kvdir.config import show_bytes
+
+if TYPE_CHECKING:
+    from kvdir.rpc.certificates import TlsFiles
 
 
 @click.command()
 @click.argument("address", default="")
 @click.option("--timeout-s", default=2.0, show_default=True, help="Longest wait for the answer.")
+@tls_options
 @output_option
-def inventory(address: str, timeout_s: float, output: str) -> None:
+def inventory(address: str, timeout_s: float, tls: TlsFiles | None, output: str) -> None:
     """What the agent at ADDRESS holds, by namespace.
 
     ADDRESS is where engines attach, such as unix:/dev/shm/kvdir-node1.sock (`peer-agent serve` prints it). Without one, it is
@@ -23,23 +28,24 @@ def inventory(address: str, timeout_s: float, output: str) -> None:
     """
     from peer_agent.server.config import AgentConfig
 
-    document = ask(address or AgentConfig().engine_address, timeout_s)
+    document = ask(address or AgentConfig().engine_address, timeout_s, tls)
     emit(document, lambda: _view(document), output=output)
 
 
-def ask(address: str, timeout_s: float) -> dict[str, Any]:
+def ask(address: str, timeout_s: float, tls: TlsFiles | None = None) -> dict[str, Any]:
     """What `--output json` prints. Raises KvdirError."""
     import grpc
 
     from kvdir.errors import Unavailable
     from kvdir.rpc.channel import client_options
     from kvdir.rpc.status import from_rpc_error
+    from kvdir.rpc.tls import Dialer
     from peer_agent.v1 import engine_pb2, engine_pb2_grpc
 
     socket = address.removeprefix("unix:")
     if socket != address and not os.path.exists(socket):
         raise Unavailable(f"no agent is at {address}: give the address under `engines attach at` of `peer-agent serve`")
-    with grpc.insecure_channel(address, options=client_options()) as channel:
+    with Dialer.of(tls).blocking(address, options=client_options()) as channel:
         try:
             answer = engine_pb2_grpc.EngineStub(channel).Inventory(engine_pb2.InventoryRequest(), timeout=timeout_s)
         except grpc.RpcError as error:

@@ -20,10 +20,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvdir.cli.output import emit, facts, output_option, stack, table
+from kvdir.cli.tls import tls_options
 from kvdir.config import show_bytes
 from kvdir.errors import Unavailable
 
 if TYPE_CHECKING:
+    from kvdir.rpc.certificates import TlsFiles
     from peer_agent.memory.arena import Arena
     from peer_agent.transport.base import Connection, ReadList, Transport
     from peer_agent.transport.registry import PlaneOptions
@@ -58,9 +60,14 @@ class Plane:
 @click.option("--transports", default="shm,tcp", show_default=True, help="Planes to try, the preferred one first.")
 @click.option("--read-bytes", default=64 << 20, show_default=True, help="Bytes of blocks to measure with; 0 reads nothing.")
 @click.option("--timeout-s", default=2.0, show_default=True, help="Longest wait for each step.")
-@click.option("--data-tls-cert", default="", help="For a tcp plane with TLS: a certificate that the peer's CA signed, PEM.")
+@click.option(
+    "--data-tls-cert",
+    default="",
+    help="Of the tcp plane, where it is not --tls-cert; likewise the others.",
+)
 @click.option("--data-tls-key", default="", help="Its key, PEM.")
 @click.option("--data-tls-ca", default="", help="Certificates of the CAs that sign the peer's certificate.")
+@tls_options
 @output_option
 def probe(
     peer: str,
@@ -70,6 +77,7 @@ def probe(
     data_tls_cert: str,
     data_tls_key: str,
     data_tls_ca: str,
+    tls: TlsFiles | None,
     output: str,
 ) -> None:
     """Say hello to the agent whose peers reach it at PEER (HOST:PORT), and read some of its blocks over each data plane.
@@ -79,23 +87,27 @@ def probe(
     from kvdir.rpc.certificates import TlsFiles
     from peer_agent.transport.registry import PlaneOptions
 
-    tls = TlsFiles(data_tls_cert, data_tls_key, data_tls_ca)
-    options = PlaneOptions(tls=tls if any((tls.certificate, tls.key, tls.ca)) else None)
-    document = asyncio.run(run_probe(peer, tuple(transports.split(",")), read_bytes, timeout_s, options=options))
+    options = PlaneOptions(tls=TlsFiles.given(data_tls_cert, data_tls_key, data_tls_ca) or tls)
+    document = asyncio.run(run_probe(peer, tuple(transports.split(",")), read_bytes, timeout_s, options=options, tls=tls))
     emit(document, lambda: _view(document), output=output)
 
 
 async def run_probe(
-    peer: str, names: tuple[str, ...], read_bytes: int, timeout_s: float, *, options: PlaneOptions | None = None
+    peer: str,
+    names: tuple[str, ...],
+    read_bytes: int,
+    timeout_s: float,
+    *,
+    options: PlaneOptions | None = None,
+    tls: TlsFiles | None = None,
 ) -> dict[str, Any]:
     """What `--output json` prints. Raises Unavailable when the peer does not answer, ConfigError for planes that cannot be."""
-    import grpc.aio
-
     from kvdir.rpc.channel import client_options
+    from kvdir.rpc.tls import Dialer
     from peer_agent.server.peer import PeerFailure, say_hello
     from peer_agent.v1 import peer_pb2_grpc
 
-    async with grpc.aio.insecure_channel(peer, options=client_options()) as channel:
+    async with Dialer.of(tls).aio(peer, options=client_options()) as channel:
         times_s = []
         try:
             for _ in range(HELLOS):

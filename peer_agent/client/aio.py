@@ -25,6 +25,7 @@ from kvdir.obs.trace import metadata
 from kvdir.rpc.cancel import call_alone_cancelled
 from kvdir.rpc.channel import client_options
 from kvdir.rpc.status import from_rpc_error
+from kvdir.rpc.tls import Dialer, TlsFiles
 from peer_agent.client.attachment import Attachment, attach_request, bounded_s, lookup_result
 from peer_agent.client.buffers import CallerMemory
 from peer_agent.client.device import DeviceCopier, caller_memory
@@ -59,6 +60,7 @@ class Engine:
         prefill_tokens_per_s: float = 0.0,
         probe: bytes = b"",
         device: Device | None = None,
+        tls: TlsFiles | Dialer | None = None,
     ) -> None:
         self.address = address
         self.namespace = namespace
@@ -68,9 +70,10 @@ class Engine:
         self._hello = attach_request(namespace, engine=engine, prefill_tokens_per_s=prefill_tokens_per_s, probe=probe)
         self._device = device
         self._copier = DeviceCopier(device) if device is not None else None
-        self._channel = grpc.aio.insecure_channel(address, options=client_options())
+        dialer = Dialer.of(tls)
+        self._channel = dialer.aio(address, options=client_options())
         self._stub = engine_pb2_grpc.EngineStub(self._channel)
-        self.directory = attach("")
+        self.directory = attach("", tls=dialer)
         """As that of the blocking engine, from the replica only: nothing here waits for a call in the event loop."""
         self._attachment: Attachment | None = None
         self._call: Any = None
@@ -376,12 +379,13 @@ async def connect(
     prefill_tokens_per_s: float = 0.0,
     probe: bytes = b"",
     device: Device | None = None,
+    tls: TlsFiles | None = None,
     timeout_s: float = 5.0,
 ) -> Engine:
     """See peer_agent.client.engine.connect."""
     made = Engine(
         address, namespace=namespace, engine=engine, deadline_s=deadline_s, check=check,
-        prefill_tokens_per_s=prefill_tokens_per_s, probe=probe, device=device,
+        prefill_tokens_per_s=prefill_tokens_per_s, probe=probe, device=device, tls=tls,
     )  # fmt: skip
     try:
         if timeout_s:

@@ -27,6 +27,7 @@ from kvdir.namespace import Namespace
 from kvdir.obs.trace import metadata
 from kvdir.rpc.channel import client_options
 from kvdir.rpc.status import from_rpc_error
+from kvdir.rpc.tls import Dialer, TlsFiles
 from peer_agent.client.attachment import Attachment, attach_request, bounded_s, lookup_result
 from peer_agent.client.buffers import CallerMemory
 from peer_agent.client.device import DeviceCopier, caller_memory
@@ -70,6 +71,7 @@ class Engine:
         prefill_tokens_per_s: float = 0.0,
         probe: bytes = b"",
         device: Device | None = None,
+        tls: TlsFiles | Dialer | None = None,
     ) -> None:
         self.address = address
         self.namespace = namespace
@@ -79,9 +81,10 @@ class Engine:
         self._hello = attach_request(namespace, engine=engine, prefill_tokens_per_s=prefill_tokens_per_s, probe=probe)
         self._device = device
         self._copier = DeviceCopier(device) if device is not None else None
-        self._channel = grpc.insecure_channel(address, options=client_options())
+        dialer = Dialer.of(tls)
+        self._channel = dialer.blocking(address, options=client_options())
         self._stub = engine_pb2_grpc.EngineStub(self._channel)
-        self.directory = attach("")
+        self.directory = attach("", tls=dialer)
         self._lock = threading.Lock()
         self._attachment: Attachment | None = None
         self._call: Any = None
@@ -387,17 +390,19 @@ def connect(
     prefill_tokens_per_s: float = 0.0,
     probe: bytes = b"",
     device: Device | None = None,
+    tls: TlsFiles | None = None,
     timeout_s: float = 5.0,
 ) -> Engine:
     """An engine attached to the agent at `address`, such as "unix:/dev/shm/kvdir-node1.sock".
 
     Waits up to timeout_s. Raises UnknownNamespace (in what it differs), NoSpace (no room for one more that engines bring),
-    InvalidInput (by the probe the engine hashes otherwise), Unavailable (nobody answers). timeout_s=0 does neither: the engine
+    InvalidInput (by the probe the engine hashes otherwise), Unavailable (nobody answers), ConfigError (tls cannot be used).
+    tls: for coordinators that want a certificate, and for an agent that is reached by TCP. timeout_s=0 does neither: the engine
     attaches when the agent is there, and sees misses until then.
     """
     made = Engine(
         address, namespace=namespace, engine=engine, deadline_s=deadline_s, check=check,
-        prefill_tokens_per_s=prefill_tokens_per_s, probe=probe, device=device,
+        prefill_tokens_per_s=prefill_tokens_per_s, probe=probe, device=device, tls=tls,
     )  # fmt: skip
     try:
         if timeout_s:

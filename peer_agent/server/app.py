@@ -12,12 +12,9 @@ import contextlib
 import random
 import secrets
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
-
-import grpc.aio
 
 from kvdir.client.discovery import Discovery
 from kvdir.client.engine_streams import EngineStreams
@@ -25,11 +22,10 @@ from kvdir.client.publisher import PublisherIdentity
 from kvdir.client.race import RaceCounters
 from kvdir.core.outbox import OwnerOutbox
 from kvdir.core.sketches import SKETCH_CELLS, OwnerSketches
-from kvdir.errors import ConfigError
 from kvdir.index import Sketch
 from kvdir.namespace import Namespace
 from kvdir.obs.http import LoopPulse
-from kvdir.rpc.channel import client_options
+from kvdir.rpc.tls import Dialer
 from peer_agent.core.capability import KEY_BYTES, CapabilityMint
 from peer_agent.core.inventory import Inventory
 from peer_agent.core.orders import Limits as LoadLimits
@@ -38,14 +34,14 @@ from peer_agent.memory import presence
 from peer_agent.memory.arena import Arena
 from peer_agent.server.accepting import Accepting
 from peer_agent.server.capacity import capacity_document, plan_arena
-from peer_agent.server.config import AgentConfig, join_address, split_address
+from peer_agent.server.config import AgentConfig
 from peer_agent.server.device_movers import DeviceMovers
 from peer_agent.server.directory import Coordinators
 from peer_agent.server.engine_service import EngineService
 from peer_agent.server.engines import open_engines
 from peer_agent.server.events_out import open_events_out
 from peer_agent.server.identity import Identity, Limits, version
-from peer_agent.server.listeners import Listeners
+from peer_agent.server.listeners import Listeners, open_tls
 from peer_agent.server.load import Directory
 from peer_agent.server.metrics import AgentCollector
 from peer_agent.server.namespaces import read_namespaces
@@ -54,6 +50,7 @@ from peer_agent.server.own_arena import create_arena, in_words, slot_table
 from peer_agent.server.peer_service import PeerService
 from peer_agent.server.peers import Peers
 from peer_agent.server.plane_metrics import watch_planes
+from peer_agent.server.planes import OpenPlanes, build_planes, data_address, export
 from peer_agent.server.publishing import Publishing
 from peer_agent.server.reader import Reader
 from peer_agent.server.replica import NodeReplica
@@ -65,20 +62,17 @@ from peer_agent.server.ticker import run_ticker
 from peer_agent.server.turns import Turns
 from peer_agent.server.writers import Writers
 from peer_agent.transport.base import Transport
-from peer_agent.transport.registry import PlaneOptions, current_offers, open_transports
-from peer_agent.transport.tcp import TcpTransport
+from peer_agent.transport.registry import current_offers, open_transports
 
 MAX_TASKS = 1024
 MAX_PREFETCHES = 64
 GOODBYE_S = 1.5
 ALIVE_S = 10.0
 
-OpenPlanes = Callable[..., dict[str, Transport]]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """Where a started agent is reached. peer: as told to others. data, http, replica: "" without a tcp plane, and when off."""
+    """Where a started agent is reached. peer: as told to others. data, http, health, replica: "" without, and when off."""
 
     node: str
     epoch: int
@@ -86,6 +80,7 @@ class Ready:
     data: str
     engine: str
     http: str
+    health: str
     arena: str
     replica: str
 
@@ -122,7 +117,9 @@ class Agent:
         self.replica: NodeReplica | None = None
         self._stack = contextlib.AsyncExitStack()
         self._clock = time.monotonic
-        self._listeners = Listeners(config, self._stack)
+        tls = open_tls(config)
+        self._dialer = Dialer(tls)
+        self._listeners = Listeners(config, self._stack, tls)
         self._draining = False
         self._discovery: Discovery | None = None
         self._races: RaceCounters | None = None
@@ -161,8 +158,10 @@ class Agent:
         )
         self.store = self._build_store(arena, {item.namespace.digest: item.namespace for item in served}, outbox)
         self.stager = self._build_stager(arena)
-        planes = self._build_planes(arena)
-        await self._export(planes)
+        planes = build_planes(config, arena, self._open_planes)
+        for plane in planes.values():
+            self._stack.push_async_callback(plane.close)
+        await export(config, planes)
         self.store.planes = tuple(planes.values())
         tasks = OwnedTasks(limit=MAX_TASKS)
         schedule = Schedule(peer_bytes=config.max_flight_bytes, total_bytes=config.max_flight_total_bytes)
@@ -190,7 +189,7 @@ class Agent:
         events_out = open_events_out(config, outbox, self.store)
         if events_out is not None:
             self._stack.push_async_callback(events_out.close)
-        engines = open_engines(config, self._discovery, self.store, events_out)
+        engines = open_engines(config, self._discovery, self.store, events_out, self._dialer)
         self._stack.push_async_callback(engines.close)
         await self._serve(_Parts(arena, outbox, planes, tasks, peers, turns, directory, prefill_tokens_per_s, writers, engines))
 
@@ -223,7 +222,8 @@ class Agent:
         )
         watch_planes(self._listeners.tally, parts.planes)
         pulse = LoopPulse(limit_s=ALIVE_S)
-        http_address = self._listeners.serve_http(collector, pulse, not_ready=lambda: "draining" if self._draining else "")
+        http_address = self._listeners.serve_http(collector, pulse, not_ready=self._not_ready)
+        health_address = self._listeners.serve_health(pulse, not_ready=self._not_ready)
         ticking = run_ticker(self.store, parts.peers, is_writing=parts.writers.is_writing, beat=pulse.beat)
         self._stack.push_async_callback(_cancel, asyncio.create_task(ticking, name="ticker"))
         self.publishing.start()
@@ -232,9 +232,10 @@ class Agent:
             node=self.node,
             epoch=self.epoch,
             peer=peer_address,
-            data=self._data_address(parts.planes),
+            data=data_address(self.config, parts.planes),
             engine=engine_address,
             http=http_address,
+            health=health_address,
             arena=parts.arena.path,
             replica=self.config.replica_file,
         )
@@ -294,37 +295,13 @@ class Agent:
         self._stack.push_async_callback(movers.close)
         return stager
 
-    def _build_planes(self, arena: Arena) -> dict[str, Transport]:
-        host, port = split_address(self.config.data_listen)
-        advertised = split_address(self.config.advertise)[0] if self.config.advertise else ""
-        options = PlaneOptions(
-            listen_host=host,
-            port=port,
-            advertise_host=advertised,
-            allow_emulated_rma=self.config.allow_emulated_rma,
-            ucp_library=self.config.ucp_library,
-            tls=self.config.data_tls,
-        )
-        planes = self._open_planes(self.config.transports, arena, options=options)
-        for plane in planes.values():
-            self._stack.push_async_callback(plane.close)
-        return planes
-
-    async def _export(self, planes: dict[str, Transport]) -> None:
-        """Starts serving; what cannot is refused here, not at the first Hello."""
-        try:
-            for plane in planes.values():
-                await plane.export()
-        except OSError as error:
-            raise ConfigError([f"data_listen: cannot listen on {self.config.data_listen}: {error}"]) from error
-
     def _build_peers(self, planes: dict[str, Transport], turns: Turns, tasks: OwnedTasks) -> Peers:
         config = self.config
         return Peers(
             me=self.node,
             epoch=self.epoch,
             planes=tuple(planes.values()),
-            channel=lambda address: grpc.aio.insecure_channel(address, options=client_options()),
+            dialer=self._dialer,
             connect_timeout_s=config.connect_timeout_s,
             breaker_s=config.breaker_s,
             breaker_max_s=config.breaker_max_s,
@@ -337,12 +314,18 @@ class Agent:
         config = self.config
         if self._discovery is None:
             return None
-        coordinators = Coordinators(self._discovery, node=self.node, timeout_s=config.directory_timeout_s, clock=self._clock)
+        coordinators = Coordinators(
+            self._discovery,
+            node=self.node,
+            timeout_s=config.directory_timeout_s,
+            clock=self._clock,
+            dialer=self._dialer,
+        )
         self._stack.push_async_callback(coordinators.close)
         self._races = coordinators.races
         if not config.replica:
             return coordinators
-        self.replica = NodeReplica.open(config, self._discovery, self.store.namespaces.keys())
+        self.replica = NodeReplica.open(config, self._discovery, self.store.namespaces.keys(), self._dialer)
         self._stack.push_async_callback(self.replica.close)
         self.replica.start()
         return NearestDirectory(coordinators, self.replica.reader, max_lag_s=config.replica_max_lag_s)
@@ -365,8 +348,13 @@ class Agent:
             read_bytes_per_s=lambda: self.reader.counters.read_bytes_per_s,
             reads=lambda: self.reader.counters.figures(),
             loss=self.config.event_loss,
+            dialer=self._dialer,
             rng=random.Random(self.epoch),
         )
+
+    def _not_ready(self) -> str:
+        """Never for a coordinator's or a certificate's sake: it gates the engine's pod."""
+        return "draining" if self._draining else ""
 
     # values
 
@@ -392,10 +380,6 @@ class Agent:
             max_pin_s=config.max_pin_s,
             max_deadline_s=config.max_deadline_s,
         )
-
-    def _data_address(self, planes: dict[str, Transport]) -> str:
-        tcp = planes.get("tcp")
-        return join_address(split_address(self.config.data_listen)[0], tcp.port) if isinstance(tcp, TcpTransport) else ""
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

@@ -15,6 +15,7 @@ from kvdir.core.feedback import StaleReport
 from kvdir.errors import DeadlineExceeded, KvdirError, Unavailable
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import Tier
+from kvdir.rpc.tls import PLAINTEXT, Dialer
 from peer_agent.core.nominees import claims
 from peer_agent.server.load import Nominations
 
@@ -28,8 +29,10 @@ FAIR_S = 0.02
 class Coordinators:
     """Implements peer_agent.server.load.Directory over any of several coordinators. timeout_s: the longest any call waits."""
 
-    def __init__(self, coordinators: Discovery, *, node: str, timeout_s: float, clock: Callable[[], float]) -> None:
-        self._client = DirectoryClient(coordinators, name=node, deadline_s=timeout_s, connect_timeout_s=timeout_s)
+    def __init__(
+        self, coordinators: Discovery, *, node: str, timeout_s: float, clock: Callable[[], float], dialer: Dialer = PLAINTEXT
+    ) -> None:
+        self._client = DirectoryClient(coordinators, name=node, deadline_s=timeout_s, connect_timeout_s=timeout_s, tls=dialer)
         self.races = self._client.races
         self._node = node
         self._timeout_s = timeout_s

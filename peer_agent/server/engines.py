@@ -17,6 +17,7 @@ from kvdir.client.events_out import EventsOut
 from kvdir.errors import ConfigError, KvdirError
 from kvdir.obs.definition import Family
 from kvdir.obs.definitions import family
+from kvdir.rpc.tls import PLAINTEXT, Dialer
 from peer_agent.server.config import AgentConfig
 from peer_agent.server.identity import version
 from peer_agent.server.store import Store
@@ -24,7 +25,11 @@ from peer_agent.v1 import engine_pb2
 
 
 def open_engines(
-    config: AgentConfig, coordinators: Discovery | None, store: Store, events_out: EventsOut | None = None
+    config: AgentConfig,
+    coordinators: Discovery | None,
+    store: Store,
+    events_out: EventsOut | None = None,
+    dialer: Dialer = PLAINTEXT,
 ) -> EngineStreams:
     """Follows all that are configured, and tells of them in events_out, if that is on.
 
@@ -42,6 +47,7 @@ def open_engines(
         version=version(),
         queue_events=config.queue_events,
         ring_bytes=config.ring_bytes,
+        dialer=dialer,
         follow=events_out.follow if events_out is not None else None,
     )
     streams = EngineStreams(config.node_name, publishing, expected=expected)

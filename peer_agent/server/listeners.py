@@ -24,7 +24,9 @@ from kvdir.obs.logs import say
 from kvdir.obs.tally import Tally
 from kvdir.obs.tracing import SPANS_S, open_tracing
 from kvdir.rpc.channel import server_options
+from kvdir.rpc.health_port import HealthPort
 from kvdir.rpc.interceptors import EdgeInterceptor
+from kvdir.rpc.tls import ServerTls, bind
 from peer_agent.server.config import AgentConfig, join_address, split_address
 from peer_agent.server.engine_service import EngineService
 from peer_agent.server.identity import version
@@ -39,10 +41,20 @@ DEADLINE_MARGIN_S = 1.0
 """Beyond max_deadline_s: a call that is answered at its deadline still gets its answer out."""
 
 
+def open_tls(config: AgentConfig) -> ServerTls | None:
+    """Of the control plane. None: plaintext. Raises ConfigError, also when peers would refuse the name that they dial."""
+    if config.tls is None:
+        return None
+    dialled = [config.advertise or config.listen]
+    if not config.engine_address.startswith("unix:"):
+        dialled.append(config.engine_address)
+    return ServerTls(config.tls, names=tuple(dict.fromkeys(split_address(address)[0] for address in dialled)))
+
+
 class Listeners:
     """See the module docstring. calls, bugs: what the interceptor counted. tally: for parts of it all."""
 
-    def __init__(self, config: AgentConfig, stack: contextlib.AsyncExitStack) -> None:
+    def __init__(self, config: AgentConfig, stack: contextlib.AsyncExitStack, tls: ServerTls | None = None) -> None:
         self.calls = CallFigures()
         self.tally = Tally("peer_agent")
         self.bugs = 0
@@ -59,6 +71,7 @@ class Listeners:
         stack.push_async_callback(asyncio.to_thread, tracing.close, grace_s=min(config.grace_s, SPANS_S))
         self.security = agent_security(config)
         self.security.watched_by(self.tally)
+        self._tls = tls
         self._health = health.aio.HealthServicer()
 
     async def drain(self) -> None:
@@ -111,10 +124,7 @@ class Listeners:
         return grpc.aio.server(interceptors=[edge], options=server_options())
 
     def _bind(self, server: grpc.aio.Server, address: str, setting: str) -> int:
-        try:
-            port = server.add_insecure_port(address)
-        except RuntimeError as error:
-            raise ConfigError([_taken(setting, address)]) from error
+        port = bind(server, address, self._tls)
         if not port:
             raise ConfigError([_taken(setting, address)])
         return port
@@ -123,14 +133,27 @@ class Listeners:
         await server.start()
         self._stack.push_async_callback(server.stop, self._config.grace_s)
 
+    def serve_health(self, pulse: LoopPulse, *, not_ready: Callable[[], str]) -> str:
+        """As serve_http, for probes by gRPC."""
+        if not self._config.health_listen:
+            return ""
+        probes = HealthPort(self._config.health_listen, started=lambda: "", alive=pulse.fault, ready=not_ready)
+        self._stack.push_async_callback(asyncio.to_thread, probes.close)
+        return join_address(split_address(self._config.health_listen)[0], probes.port)
+
     def serve_http(self, collector: Collector, pulse: LoopPulse, *, not_ready: Callable[[], str]) -> str:
         """Readiness never depends on a coordinator: it gates the engine's pod."""
         if not self._config.http_listen:
             return ""
         host, port = split_address(self._config.http_listen)
-        side = HttpSide((host, port), collector, alive=pulse.fault, ready=not_ready, remark=self.security.remark)
+        side = HttpSide((host, port), collector, alive=pulse.fault, ready=not_ready, remark=self._remark)
         self._stack.push_async_callback(asyncio.to_thread, side.close)
         return join_address(host, side.address[1])
+
+    def _remark(self) -> str:
+        """An expired certificate, too: engines of this host go on without the others, so it does not make us unready."""
+        tls = (self._tls.fault(), self._tls.remark()) if self._tls is not None else ()
+        return " ".join(filter(None, (*tls, self.security.remark())))
 
 
 @contextlib.contextmanager

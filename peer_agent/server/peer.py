@@ -21,6 +21,7 @@ from kvdir.obs.logs import say
 from kvdir.obs.spans import Kind, rpc_span
 from kvdir.rpc.cancel import call_alone_cancelled
 from kvdir.rpc.lookup_codec import encode_fingerprints
+from kvdir.rpc.refusal import cause
 from kvdir.rpc.status import from_rpc_error
 from peer_agent.transport.base import Connection, ReadList, ReadOutcome
 from peer_agent.v1 import peer_pb2, peer_pb2_grpc
@@ -54,7 +55,10 @@ class LockAnswer:
 
 
 class Peer:
-    """One connected peer. `broken` once anything on it failed; then `Peers` makes a new one."""
+    """One connected peer. `broken` once anything on it failed; then `Peers` makes a new one.
+
+    generation: of the certificate that we showed.
+    """
 
     def __init__(
         self,
@@ -66,12 +70,14 @@ class Peer:
         *,
         plane: str,
         same_host: bool,
+        generation: int = 0,
     ) -> None:
         self.node = node
         self.address = address
         self.epoch: int = hello.epoch
         self.plane = plane
         self.same_host = same_host
+        self.generation = generation
         self.broken = False
         self.lates = 0
         self.used_s = 0.0
@@ -176,7 +182,7 @@ async def say_hello(
     except grpc.aio.AioRpcError as error:
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
             raise PeerFailure("something answers there, but it is no peer agent") from error
-        raise PeerFailure(f"cannot be reached: {error.details()}") from error
+        raise PeerFailure(f"cannot be reached: {cause(error.details() or '') or error.details()}") from error
     if hello.protocol_version != PROTOCOL_VERSION:
         raise PeerFailure(
             f"{hello.node} speaks protocol {hello.protocol_version}, we speak {PROTOCOL_VERSION}: run the same release on both"

@@ -28,6 +28,8 @@ import grpc.aio
 from kvdir.location import NodeTrust
 from kvdir.obs.logs import say
 from kvdir.obs.spans import Kind, span
+from kvdir.rpc.channel import client_options
+from kvdir.rpc.tls import PLAINTEXT, Dialer
 from peer_agent.core.figures import Figures
 from peer_agent.core.nominees import PeerFigures
 from peer_agent.server.peer import Peer, PeerFailure, say_hello
@@ -49,6 +51,9 @@ AVOID_S = 60.0
 
 IDLE_S = 60.0
 """After so long without use a connection is closed: a mapped arena keeps the memory of a peer that died."""
+
+RENEW_S = 2.0
+"""One with an older certificate than ours is now, as soon as it is likely that nothing is under way."""
 
 FORGET_S = 300.0
 """After so long a failed node that nobody asks for is forgotten: names of nodes that never return must not pile up."""
@@ -79,7 +84,7 @@ class Peers:
         me: str,
         epoch: int,
         planes: Sequence[Transport],
-        channel: Callable[[str], grpc.aio.Channel],
+        dialer: Dialer = PLAINTEXT,
         connect_timeout_s: float,
         breaker_s: float,
         breaker_max_s: float,
@@ -90,7 +95,7 @@ class Peers:
         self._me = me
         self._epoch = epoch
         self._planes = planes
-        self._channel = channel
+        self._dialer = dialer
         self._connect_timeout_s = connect_timeout_s
         self._breaker_s = breaker_s
         self._breaker_max_s = breaker_max_s
@@ -184,13 +189,16 @@ class Peers:
         self._breakers.pop(peer.node, None)
 
     def drop_idle(self) -> None:
-        """Closes connections that nobody has used for IDLE_S; forgets failures after FORGET_S."""
-        now_s = self._clock()
+        """Closes connections that nobody has used for IDLE_S, or for RENEW_S if they were made with a certificate that has been
+        renewed; forgets failures after FORGET_S.
+        """
+        now_s, generation = self._clock(), self._dialer.generation
         for name in [name for name, breaker in self._breakers.items() if now_s - breaker.skip_until_s > FORGET_S]:
             del self._breakers[name]
         self._losses = {path: losses for path, losses in self._losses.items() if now_s - losses.last_s <= AVOID_S}
-        for peer in [peer for peer in self._peers.values() if now_s - peer.used_s > IDLE_S]:
-            self._drop(peer)
+        for peer in tuple(self._peers.values()):
+            if now_s - peer.used_s > (IDLE_S if peer.generation == generation else RENEW_S):
+                self._drop(peer)
 
     def planes_in_use(self) -> dict[str, int]:
         """Connected peers per plane."""
@@ -233,14 +241,14 @@ class Peers:
 
     async def _connect(self, node: NodeTrust) -> tuple[Peer, float]:
         """With the round trip of its Hello."""
-        channel = self._channel(node.peer_address)
+        generation, channel = self._dialer.generation, self._dialer.aio(node.peer_address, options=client_options())
         until_s = asyncio.get_running_loop().time() + self._connect_timeout_s
         with span("connect", Kind.CLIENT) as mine:
             mine.set("kvdir.peer", node.node)
             mine.server(node.peer_address)
-            return await self._greeted(node, channel, until_s)
+            return await self._greeted(node, channel, until_s, generation)
 
-    async def _greeted(self, node: NodeTrust, channel: grpc.aio.Channel, until_s: float) -> tuple[Peer, float]:
+    async def _greeted(self, node: NodeTrust, channel: grpc.aio.Channel, until_s: float, generation: int) -> tuple[Peer, float]:
         """Closes the channel when it comes to nothing."""
         try:
             async with asyncio.timeout_at(until_s):
@@ -258,7 +266,7 @@ class Peers:
                 plane, connection = await self._open_plane(hello, until_s=until_s)
             return Peer(
                 node.node, node.peer_address, channel, hello, connection,
-                plane=plane.name, same_host=plane.capabilities().same_host_only,
+                plane=plane.name, same_host=plane.capabilities().same_host_only, generation=generation,
             ), round_trip_s  # fmt: skip
         except TimeoutError as error:
             await channel.close()

@@ -21,6 +21,7 @@ from kvdir.fingerprint import Fingerprints
 from kvdir.location import Tier
 from kvdir.namespace import Namespace
 from kvdir.obs.logs import say
+from kvdir.rpc.tls import PLAINTEXT, Dialer
 from peer_agent.core.device_pool import DevicePools
 from peer_agent.server.store import Store
 
@@ -45,6 +46,7 @@ class Publishing:
         reads: Callable[[], ReadFigures],
         loss: float,
         rng: random.Random,
+        dialer: Dialer = PLAINTEXT,
     ) -> None:
         self._store = store
         self._pools = pools
@@ -60,6 +62,7 @@ class Publishing:
             evict=self._evict,
             loss=loss,
             rng=rng,
+            dialer=dialer,
         )
         self._publishers = Publishers(coordinators, identity, new_publisher, on_fenced=self._fenced)
 

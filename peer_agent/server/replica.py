@@ -21,6 +21,7 @@ from kvdir.index import RegionError
 from kvdir.obs.definition import Family
 from kvdir.obs.definitions import value
 from kvdir.obs.logs import say
+from kvdir.rpc.tls import PLAINTEXT, Dialer
 from peer_agent.server.config import ALL_NAMESPACES, AgentConfig
 
 log = logging.getLogger(__name__)
@@ -41,7 +42,9 @@ class NodeReplica:
         self._running: asyncio.Task[None] | None = None
 
     @classmethod
-    def open(cls, config: AgentConfig, discovery: Discovery, served: Collection[bytes]) -> NodeReplica:
+    def open(
+        cls, config: AgentConfig, discovery: Discovery, served: Collection[bytes], dialer: Dialer = PLAINTEXT
+    ) -> NodeReplica:
         """served: digests of namespaces that this agent serves. Raises ConfigError: the path, or the bound, cannot be had."""
         addresses = Addresses(name=config.node_name)
         replica = Replica(
@@ -50,6 +53,7 @@ class NodeReplica:
             digests=_digests(config, served),
             name=config.node_name,
             max_bytes=config.replica_max_bytes,
+            dialer=dialer,
         )
         try:
             replica.open()

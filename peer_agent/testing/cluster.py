@@ -27,8 +27,9 @@ from peer_agent.client import aio
 from peer_agent.client.results import LoadResult
 from peer_agent.core.effects import LoadStatus
 from peer_agent.demo.content import Content
-from peer_agent.server.app import Agent, OpenPlanes
+from peer_agent.server.app import Agent
 from peer_agent.server.config import AgentConfig
+from peer_agent.server.planes import OpenPlanes
 from peer_agent.transport.registry import open_transports
 
 Bytes = npt.NDArray[np.uint8]

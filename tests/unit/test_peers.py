@@ -14,6 +14,8 @@ import grpc.aio
 import pytest
 
 from kvdir.location import NodeTrust, StreamState
+from kvdir.rpc.channel import Options
+from kvdir.rpc.tls import Dialer
 from kvdir.testing.clock import ManualClock
 from kvdir.testing.wait import eventually
 from peer_agent.core.schedule import Schedule
@@ -78,6 +80,16 @@ async def serving(owner: Owner) -> AsyncIterator[str]:
     await server.stop(None)
 
 
+class Counted(Dialer):
+    def __init__(self, rig: Rig) -> None:
+        super().__init__()
+        self.rig = rig
+
+    def aio(self, address: str, *, options: Options) -> grpc.aio.Channel:
+        self.rig.channels += 1
+        return super().aio(address, options=options)
+
+
 class Rig:
     def __init__(self, *preferred: Plane) -> None:
         self.plane = Plane()
@@ -86,13 +98,9 @@ class Rig:
         self.channels = 0
         turns = Turns(Schedule(peer_bytes=1 << 20, total_bytes=1 << 20), clock=self.clock)
         self.peers = Peers(
-            me="me", epoch=1, planes=(*preferred, self.plane), channel=self.channel, connect_timeout_s=0.2,
+            me="me", epoch=1, planes=(*preferred, self.plane), dialer=Counted(self), connect_timeout_s=0.2,
             breaker_s=1.0, breaker_max_s=3.0, turns=turns, tasks=self.tasks, clock=self.clock,
         )  # fmt: skip
-
-    def channel(self, address: str) -> grpc.aio.Channel:
-        self.channels += 1
-        return grpc.aio.insecure_channel(address)
 
     def skipped_for_s(self) -> float:
         return max(0.0, self.peers.figures("n").skip_until_s - self.clock.now_s)

@@ -30,6 +30,7 @@ from kvdir.obs.logs import say
 from kvdir.obs.store_metrics import StoreCoordinatorMetrics
 from kvdir.rpc.gate import Gate
 from kvdir.rpc.saved_codec import decode_saved
+from kvdir.rpc.tls import ServerTls
 from kvdir.server.config import CoordinatorConfig
 from kvdir.server.connections import Connection, Connections
 from kvdir.server.coordinator import fenced_response, repair_request
@@ -53,6 +54,7 @@ class SharedCoordinator:
         self.version = version
         self.draining = False
         self.place = None
+        self.tls: ServerTls | None = None
         self.on_drain: list[Callable[[], None]] = []
         self.connections = Connections()
         self.security = coordinator_security(config)

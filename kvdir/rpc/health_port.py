@@ -1,0 +1,67 @@
+"""A port for probes alone: grpc.health.v1 in plaintext, on threads of its own, whatever the other ports ask of callers.
+
+    startup      everything listens
+    liveness     the process's event loop has turned lately; never a matter of peers, a store or other coordinators
+    readiness    it may be asked; also under the empty name
+
+Why: before Kubernetes 1.37 the kubelet's gRPC probes speak no TLS, and a loop that is busy must not look like one that is dead.
+Rules: it says three words and nothing else, so it may be public; Watch is not served, lest a watcher hold a thread for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from kvdir.errors import ConfigError
+
+Probe = Callable[[], str]
+"""Returns why not, or an empty string. Called on a thread of gRPC."""
+
+NAMES = ("startup", "liveness", "readiness")
+_THREADS = 2
+_MAX_CALLS = 32
+_MAX_BYTES = 4096
+
+
+class HealthPort:
+    """Serves from construction until `close`. port: where. Raises ConfigError if the address cannot be had."""
+
+    def __init__(self, address: str, *, started: Probe, alive: Probe, ready: Probe) -> None:
+        probes = {"startup": started, "liveness": alive, "readiness": ready, "": ready}
+        options = (("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", _MAX_BYTES))
+        threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="health")
+        self._server = grpc.server(threads, options=options, maximum_concurrent_rpcs=_MAX_CALLS)
+        health_pb2_grpc.add_HealthServicer_to_server(_Servicer(probes), self._server)
+        try:
+            self.port = self._server.add_insecure_port(address)
+        except RuntimeError:
+            self.port = 0
+        if not self.port:
+            raise ConfigError(
+                [
+                    f"health_listen: {address} cannot be used: stop the process that has it (`ss -ltnp` names it), or give "
+                    "another port with --health-listen (0 takes a free one)"
+                ]
+            )
+        self._server.start()
+
+    def close(self) -> None:
+        self._server.stop(None).wait()
+
+
+class _Servicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # it has no types
+    def __init__(self, probes: Mapping[str, Probe]) -> None:
+        self._probes: Mapping[str, Probe] = probes
+
+    def Check(self, request: health_pb2.HealthCheckRequest, context: Any) -> health_pb2.HealthCheckResponse:
+        probe = self._probes.get(request.service)
+        if probe is None:
+            context.abort(grpc.StatusCode.NOT_FOUND, f"no such service; known: {', '.join(NAMES)}")
+            raise AssertionError("abort has raised")
+        states = health_pb2.HealthCheckResponse
+        return states(status=states.NOT_SERVING if probe() else states.SERVING)
