@@ -142,9 +142,9 @@ class _Stream:
         options: Options,
         connect_timeout_s: float,
         *,
-        dialer: Dialer,
         patience_s: float,
         on_refused: Callable[[], None],
+        dialer: Dialer = PLAINTEXT,
     ) -> None:
         self.usable = True
         self.patience_s = patience_s

@@ -175,9 +175,9 @@ class Stream:
         options: Options,
         connect_timeout_s: float,
         *,
-        dialer: Dialer,
         patience_s: float,
         on_refused: Callable[[], None],
+        dialer: Dialer = PLAINTEXT,
     ) -> None:
         self.address = address
         self.patience_s = patience_s

@@ -22,6 +22,7 @@ from kvdir.fingerprint import Fingerprints
 from kvdir.index import Sketch
 from kvdir.location import StreamState, Tier
 from kvdir.namespace import Namespace, StateGroup
+from kvdir.rpc.tls import PLAINTEXT, Dialer
 from kvdir.testing.wait import eventually
 
 EXAMPLE_NAMESPACE = Namespace(
@@ -56,6 +57,7 @@ class FakeNode:
         seed: int = 0,
         standby: Standby | None = None,
         peer_address: str = "",
+        dialer: Dialer = PLAINTEXT,
     ) -> None:
         self.name = name
         self.namespace = namespace
@@ -78,6 +80,7 @@ class FakeNode:
             rng=random.Random(seed),
             backoff=Backoff(base_s=0.02, limit_s=0.2),
             standby=standby,
+            dialer=dialer,
         )
         self._task: asyncio.Task[None] | None = None
 

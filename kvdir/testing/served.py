@@ -17,7 +17,9 @@ from kvdir.client.aio import DirectoryClient
 from kvdir.core.event import Event
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import Tier
+from kvdir.rpc.certificates import TlsFiles
 from kvdir.rpc.event_codec import encode_event, encode_hello
+from kvdir.rpc.tls import Dialer
 from kvdir.server.app import build_coordinator
 from kvdir.server.config import CoordinatorConfig
 from kvdir.server.coordinator import Coordinator
@@ -38,14 +40,16 @@ FAST_CONFIG = CoordinatorConfig(
 
 
 class Served:
-    """A running coordinator, with the ends a test needs."""
+    """A running coordinator, with the ends a test needs. dialer: of its clients."""
 
-    def __init__(self, coordinator: Coordinator, bound: Bound) -> None:
+    def __init__(self, coordinator: Coordinator, bound: Bound, tls: TlsFiles | None = None) -> None:
         self.coordinator = coordinator
         self.address = bound.grpc
         self.http = bound.http
         self.indexer = bound.indexer
-        self.client = DirectoryClient(bound.grpc, deadline_s=5.0)
+        self.health = bound.health
+        self.dialer = Dialer.of(tls)
+        self.client = DirectoryClient(bound.grpc, deadline_s=5.0, tls=self.dialer)
 
     def rejected(self, reason: str) -> int:
         """Events skipped so far, by reason."""
@@ -53,11 +57,11 @@ class Served:
 
 
 @contextlib.asynccontextmanager
-async def serving(config: CoordinatorConfig = FAST_CONFIG) -> AsyncIterator[Served]:
-    """Serves inside the block; nothing is left of it afterwards."""
+async def serving(config: CoordinatorConfig = FAST_CONFIG, *, tls: TlsFiles | None = None) -> AsyncIterator[Served]:
+    """Serves inside the block; nothing is left of it afterwards. tls: of clients; its own where none is given."""
     coordinator = build_coordinator(config)
     async with running(coordinator) as bound:
-        served = Served(coordinator, bound)
+        served = Served(coordinator, bound, tls or config.tls)
         async with served.client:
             yield served
 
@@ -66,7 +70,7 @@ async def serving(config: CoordinatorConfig = FAST_CONFIG) -> AsyncIterator[Serv
 async def publishing(served: Served, *, node: str = "raw", epoch: int = 7, **hello: Any) -> AsyncIterator[Any]:
     """A raw publish call that has said hello (its welcome is yet to be read: `said`), for messages that our own publisher
     would never send."""
-    async with grpc.aio.insecure_channel(served.address) as channel:
+    async with served.dialer.aio(served.address, options=()) as channel:
         call = events_pb2_grpc.EventsStub(channel).Publish()
         request = encode_hello(
             node=node, epoch=epoch, last_seq=0, peer_address="h:1", started_unix_ms=0,
