@@ -108,7 +108,7 @@ class Exporter:
         self._thread.start()
 
     def ended(self, span: Span) -> None:
-        if len(self._spans) >= MAX_QUEUED:
+        if len(self._spans) >= MAX_QUEUED or self._closing.is_set():
             self.figures.dropped += 1
             return
         self._spans.append(span)
@@ -116,7 +116,9 @@ class Exporter:
             self._woken.set()
 
     def close(self, *, grace_s: float) -> None:
-        """Sends what waits, within grace_s; the rest is dropped."""
+        """Sends what waits, within grace_s; the rest is dropped. Idempotent."""
+        if self._closing.is_set():
+            return
         self._until_s = time.monotonic() + grace_s
         self._closing.set()
         self._woken.set()
