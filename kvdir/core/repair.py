@@ -51,11 +51,14 @@ class RepairTally:
     seconds: float = 0.0
 
 
-Tallies = dict[Ask, RepairTally]
+class Tallies(dict[Ask, RepairTally]):
+    """Of all streams of a directory. holes: seen in them, repaired or not."""
+
+    holes = 0
 
 
 def new_tallies() -> Tallies:
-    return {ask: RepairTally() for ask in Ask}
+    return Tallies((ask, RepairTally()) for ask in Ask)
 
 
 REMEMBERED_REQUESTS = 16

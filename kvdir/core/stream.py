@@ -338,6 +338,7 @@ class StreamCursor:
         before = self._top_seq
         if self._announce(last_seq):
             self.gaps += 1
+            self._repair.tallies.holes += 1
             self.missed_events += last_seq - before
 
     def _announce(self, last_seq: int) -> bool:

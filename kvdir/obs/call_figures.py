@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from kvdir.obs.definition import Buckets, Family
+from kvdir.obs.definition import Buckets, Family, Observed
 from kvdir.obs.definitions import family
 from kvdir.obs.labels import CALL_BUCKETS_S
+from kvdir.obs.trace import current_exemplar
 
 
 @dataclass(slots=True)
@@ -19,7 +21,7 @@ class MethodFigures:
     by_code: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     buckets: list[int] = field(default_factory=lambda: [0] * (len(CALL_BUCKETS_S) + 1))
-    exemplars: dict[int, tuple[str, float, float]] = field(default_factory=dict)
+    exemplars: dict[int, Observed] = field(default_factory=dict)
 
 
 class CallFigures:
@@ -39,7 +41,10 @@ class CallFigures:
         figures.running -= 1
         figures.by_code[code] = figures.by_code.get(code, 0) + 1
         figures.seconds += seconds
-        figures.buckets[bisect_left(CALL_BUCKETS_S, seconds)] += 1
+        at = bisect_left(CALL_BUCKETS_S, seconds)
+        figures.buckets[at] += 1
+        if (trace := current_exemplar()) is not None:
+            figures.exemplars[at] = (trace, seconds, time.time())
 
     def families(self, prefix: str, beside: Iterable[Mapping[str, MethodFigures]] = ()) -> Iterator[Family]:
         """The metric families of all methods; beside: of other processes, added."""

@@ -119,16 +119,20 @@ def group(
     return Group(title, question, dashboard, exposers, metrics, when)
 
 
+Observed = tuple[dict[str, str], float, float]
+"""An exemplar: (labels that name a trace, value, unix seconds)."""
+
+
 @dataclass(slots=True)
 class Buckets:
     """A histogram that is cheap enough for hot paths: not cumulated counts, one more than bounds, and the sum of what was seen.
 
-    exemplars: by bucket, the newest that came with a trace: (trace id, value, unix seconds).
+    exemplars: by bucket, the newest that came with a trace.
     """
 
     counts: list[int]
     sum: float = 0.0
-    exemplars: dict[int, tuple[str, float, float]] = field(default_factory=dict)
+    exemplars: dict[int, Observed] = field(default_factory=dict)
 
 
 class Family(Metric):
@@ -140,14 +144,15 @@ class Family(Metric):
         self.definition = definition
         self.values: dict[tuple[str, ...], float] = {}
         self.histograms: dict[tuple[str, ...], Buckets] = {}
-        self._seen: tuple[set[str], ...] = tuple(set(label.values) for label in definition.labels)
+        self._seen = tuple((set(label.values), 0 if label.values else label.bound) for label in definition.labels)
         if definition.kind is not Kind.INFO and all(label.values for label in definition.labels):
             for labels in itertools.product(*(label.values for label in definition.labels)):
                 self._start(labels)
 
     def add(self, value: float, *labels: str) -> Family:
         """One series; what is added to one that is there already is folded into it."""
-        labels = self._bounded(labels)
+        if labels not in self.values:
+            labels = self._bounded(labels)
         known = self.values.get(labels)
         self.values[labels] = value if known is None else self._folded(known, value)
         return self
@@ -179,15 +184,18 @@ class Family(Metric):
                 return min(known, value)
 
     def _bounded(self, labels: tuple[str, ...]) -> tuple[str, ...]:
+        """The labels, `other` in the place of each value that is beyond the bound of its label, or of all."""
         if len(labels) != len(self._seen):
             raise ValueError(f"{self.definition.name} has {len(self._seen)} labels, {len(labels)} were given")
-        for at, (value, seen) in enumerate(zip(labels, self._seen, strict=True)):
-            if value in seen:
-                continue
-            label = self.definition.labels[at]
-            if label.values or len(seen) >= label.bound:
-                return self._bounded((*labels[:at], OTHER, *labels[at + 1 :])) if value != OTHER else labels
-            seen.add(value)
+        kept = []
+        for text, (seen, bound) in zip(labels, self._seen, strict=True):
+            if text not in seen:
+                if len(seen) < bound:
+                    seen.add(text)
+                else:
+                    text = OTHER
+            kept.append(text)
+        labels = tuple(kept)
         full = 0 < self.definition.at_most <= len(self.values)
         return labels if not full or labels in self.values else (OTHER,) * len(labels)
 
@@ -203,7 +211,7 @@ class Family(Metric):
             for at, (bound, count) in enumerate(zip(_bounds(self.definition.buckets), buckets.counts, strict=True)):
                 total += count
                 known = buckets.exemplars.get(at)
-                exemplar = Exemplar({"trace_id": known[0]}, known[1], known[2]) if known is not None else None
+                exemplar = Exemplar(*known) if known is not None else None
                 yield "_bucket", (*pairs, ("le", bound)), total, exemplar
             yield "_count", pairs, total, None
             yield "_sum", pairs, buckets.sum, None

@@ -1,23 +1,41 @@
-"""/metrics, /healthz and /readyz, on a thread of their own, so that a scrape never holds up a lookup.
+"""/metrics, /healthz and /readyz, on threads of their own, so that a scrape never holds up a lookup.
 
 healthz: the process lives and its event loop turned lately. readyz: it may be asked; 503 with the reason while warming
-or draining.
+or draining. /metrics: text, or OpenMetrics with exemplars for who accepts that; gzip likewise. Scrapers that ask at the same
+time get the same answer, so that many cost no more than one. How connections are accepted and bounded: door.py.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gzip
+import itertools
+import logging
+import socket
 import threading
 import time
-from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler
 from types import TracebackType
-from typing import Self
-
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
-from prometheus_client.registry import Collector
+from typing import Any, Protocol, Self
 
 from kvdir.errors import ConfigError
+from kvdir.obs.definition import Family
+from kvdir.obs.door import Door
+from kvdir.obs.exposition import chosen, process_families, render
+from kvdir.obs.logs import say
+from kvdir.obs.tally import Tally
+
+log = logging.getLogger("kvdir.http")
+
+ANSWER_S = 5.0
+"""For an answer to be taken, and for what follows the head of a request."""
+SCRAPE_S = 5.0
+"""A scraper waits so long for another one's answer to be made."""
+FRESH_S = 0.1
+"""An answer made so lately is given again."""
+GZIP_BYTES = 4096
 
 Probe = Callable[[], str]
 """Returns why not, or an empty string."""
@@ -27,18 +45,41 @@ Further = Callable[[BaseHTTPRequestHandler], None]
 (`request.connection.detach()`), and so give the thread back while it goes on writing."""
 
 
+class Metrics(Protocol):
+    """What is exposed. `collect` runs on a thread that serves HTTP."""
+
+    @property
+    def tally(self) -> Tally: ...
+
+    def collect(self) -> Iterator[Family]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    status: int
+    kind: str
+    body: bytes
+    began_s: float = 0.0
+
+    def packed(self, accept_encoding: str) -> tuple[bytes, str]:
+        """(body, content encoding)."""
+        if len(self.body) < GZIP_BYTES or "gzip" not in accept_encoding:
+            return self.body, ""
+        return gzip.compress(self.body, 1, mtime=0), "gzip"
+
+
 class HttpSide:
     """Serves from construction until `close`. Raises ConfigError if the port cannot be had.
 
-    alive, ready: probes. remark: added when it is ready. refresh: brings the collector up to date before a scrape.
-    further: answers what is asked for beside that. All are called on the HTTP thread, so they may only read plain values, or
-    hand work to the event loop and wait for it a bounded time. setting: that the address comes from, for errors.
+    alive, ready: probes. remark: added when it is ready. refresh: brings the metrics up to date before a scrape.
+    further: answers what is asked for beside that. All are called on threads of the HTTP side, so they may only read plain
+    values, or hand work to the event loop and wait for it a bounded time. setting: that the address comes from, for errors.
     """
 
     def __init__(
         self,
         address: tuple[str, int],
-        collector: Collector,
+        metrics: Metrics,
         *,
         alive: Probe,
         ready: Probe,
@@ -47,34 +88,30 @@ class HttpSide:
         further: Further | None = None,
         setting: str = "http_listen",
     ) -> None:
-        registry = CollectorRegistry()
-        registry.register(collector)
-
-        def metrics() -> tuple[int, str, bytes]:
-            refresh()
-            return 200, CONTENT_TYPE_LATEST, generate_latest(registry)
+        self._metrics = metrics
+        self._refresh = refresh
+        self._making = threading.Lock()
+        self._made: dict[str, _Page] = {}
+        probes = {"/healthz": lambda: _probe(alive), "/readyz": lambda: _probe(ready, remark)}
+        names = tuple(f" {path}".encode() for path in probes)
 
         class Handler(_Handler):
-            pages = {  # noqa: RUF012  # one table per server, made before it serves
-                "/metrics": metrics,
-                "/healthz": lambda: _probe(alive),
-                "/readyz": lambda: _probe(ready, remark),
-            }
+            pages = {"/metrics": self._scraped, **{path: _accepting(probe) for path, probe in probes.items()}}  # noqa: RUF012
             beside = staticmethod(further or _nothing_else)
 
-        flag = setting.replace("_", "-")
+        flag = f"--{setting.replace('_', '-')}"
         try:
-            self._server = _Server(address, Handler)
+            self._door = Door(
+                address, lambda connection: _answer(Handler, connection), is_probe=lambda line: any(n in line for n in names)
+            )
         except OSError as error:
             raise ConfigError(
                 [
                     f"{setting}: {address[0]}:{address[1]} cannot be used ({error.strerror}): "
-                    f"stop the process that has it, or give another port with --{flag} (0 takes a free one)"
+                    f"stop the process that has it, or give another port with {flag} (0 takes a free one)"
                 ]
             ) from error
-        self.address: tuple[str, int] = (address[0], self._server.server_address[1])
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="http", daemon=True)
-        self._thread.start()
+        self.address: tuple[str, int] = (address[0], self._door.port)
 
     def __enter__(self) -> Self:
         return self
@@ -83,9 +120,24 @@ class HttpSide:
         self.close()
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(timeout=2.0)
+        self._door.close()
+
+    def _scraped(self, accept: str) -> _Page:
+        """The newest answer that is new enough, or one that is made now, by one thread at a time."""
+        arrived_s, kind = time.monotonic(), chosen(accept)
+        if not self._making.acquire(timeout=SCRAPE_S):
+            return _Page(503, _WORDS, b"other scrapes are being answered: come back later\n")
+        try:
+            page = self._made.get(kind)
+            if page is None or page.began_s < arrived_s - FRESH_S:
+                began_s = time.monotonic()
+                self._refresh()
+                families = itertools.chain(self._metrics.collect(), process_families())
+                page = self._made[kind] = _Page(200, kind, render(families, kind), began_s)
+                self._metrics.tally.observe("scrape_duration_seconds", time.monotonic() - began_s)
+            return page
+        finally:
+            self._making.release()
 
 
 class LoopPulse:
@@ -103,32 +155,44 @@ class LoopPulse:
         return f"the event loop has not turned for {silent_s:.1f} s" if silent_s > self._limit_s else ""
 
 
-def _probe(probe: Probe, remark: Probe = lambda: "") -> tuple[int, str, bytes]:
+_WORDS = "text/plain; charset=utf-8"
+
+
+def _probe(probe: Probe, remark: Probe = lambda: "") -> _Page:
     fault = probe()
     words = fault or " ".join(filter(None, ("ok", remark())))
-    return (503 if fault else 200), "text/plain; charset=utf-8", words.encode() + b"\n"
+    return _Page(503 if fault else 200, _WORDS, words.encode() + b"\n")
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    allow_reuse_address = True
-    request_queue_size = 16
+def _accepting(make: Callable[[], _Page]) -> Callable[[str], _Page]:
+    """For a page that is the same whatever the client accepts."""
+    return lambda _: make()
+
+
+def _answer(handler: Any, connection: socket.socket) -> None:
+    """One request. A client that is gone or slow is no event; anything else is a bug, and costs one answer."""
+    try:
+        with contextlib.suppress(OSError):
+            handler(connection, connection.getpeername(), None)
+    except Exception as error:
+        say(log, logging.ERROR, "http request failed", error=repr(error))
 
 
 class _Handler(BaseHTTPRequestHandler):
-    pages: dict[str, Callable[[], tuple[int, str, bytes]]]
+    pages: dict[str, Callable[[str], _Page]]
     beside: Further
-    timeout = 5.0  # of the socket: a client that sends nothing does not keep a thread
+    timeout = ANSWER_S
 
     def do_GET(self) -> None:
-        page = self.pages.get(self.path.partition("?")[0])
-        if page is None:
+        make = self.pages.get(self.path.partition("?")[0])
+        if make is None:
             self.beside(self)
-        else:
-            send(self, *page())
+            return
+        page = make(self.headers.get("Accept", ""))
+        body, encoding = page.packed(self.headers.get("Accept-Encoding", ""))
+        send(self, page.status, page.kind, body, encoding=encoding)
 
-    def do_HEAD(self) -> None:
-        self.beside(self)
+    do_HEAD = do_GET
 
     def do_POST(self) -> None:
         self.beside(self)
@@ -137,10 +201,12 @@ class _Handler(BaseHTTPRequestHandler):
         """Silent: probes come every few seconds."""
 
 
-def send(request: BaseHTTPRequestHandler, status: int, kind: str, body: bytes) -> None:
+def send(request: BaseHTTPRequestHandler, status: int, kind: str, body: bytes, *, encoding: str = "") -> None:
     """A whole answer. kind: Content-Type."""
     request.send_response(status)
     request.send_header("Content-Type", kind)
+    if encoding:
+        request.send_header("Content-Encoding", encoding)
     request.send_header("Content-Length", str(len(body)))
     request.end_headers()
     if request.command != "HEAD":

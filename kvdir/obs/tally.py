@@ -7,6 +7,7 @@ add: a count that two threads make at the same instant may be lost, none is ever
 
 from __future__ import annotations
 
+import platform
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 
@@ -42,6 +43,10 @@ class Tally:
         if full not in self._counts:
             raise KeyError(full)
         self._reads.append((full, labels, read))
+
+    def say_build(self, version: str, protocol: int, *who: str) -> None:
+        """What runs, as build_info. who: an agent's node."""
+        self.set("build_info", 1, version, platform.python_version(), str(protocol), *who)
 
     def observe(self, name: str, value: float) -> None:
         """Into a histogram without labels."""

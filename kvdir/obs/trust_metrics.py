@@ -16,6 +16,8 @@ from kvdir.core.views import ViewScope
 from kvdir.obs.definition import Family
 from kvdir.obs.definitions import family, value
 
+_COUNTS = ("gaps", "digest_proofs", "digest_contradictions", "sketch_repaired_blocks")
+
 
 class TrustFigures:
     """Of one directory, as of the last `gather`."""
@@ -23,7 +25,7 @@ class TrustFigures:
     def __init__(self) -> None:
         self._repairs: dict[str, RepairTally] = {}
         self._failures: dict[str, int] = {}
-        self._counts: dict[str, int] = dict.fromkeys(("digest_proofs", "digest_contradictions", "sketch_repaired_blocks"), 0)
+        self._counts: dict[str, int] = dict.fromkeys(_COUNTS, 0)
         self._sums: Counter[tuple[ViewScope, bool]] = Counter()
 
     def gather(self, directory: Directory) -> Iterator[None]:
@@ -38,6 +40,7 @@ class TrustFigures:
         self._repairs = {ask.value: replace(tally) for ask, tally in directory.repairs.items()}
         self._failures = dict(reconciler.failures)
         self._counts = {
+            "gaps": directory.repairs.holes,
             "digest_proofs": reconciler.proofs,
             "digest_contradictions": reconciler.contradictions,
             "sketch_repaired_blocks": reconciler.repaired_blocks,

@@ -22,6 +22,7 @@ import uvloop
 from grpc_health.v1 import health_pb2
 
 from kvdir.errors import ConfigError
+from kvdir.location import PROTOCOL_VERSION
 from kvdir.obs.http import HttpSide, LoopPulse
 from kvdir.obs.logs import say
 from kvdir.obs.tracing import SPANS_S, open_tracing
@@ -140,6 +141,7 @@ async def running(coordinator: AnyCoordinator, stop: Stop | None = None) -> Asyn
     config, stop = coordinator.config, stop or Stop()
     host, port = split_address(config.listen)
     pulse = LoopPulse(limit_s=_ALIVE_S)
+    coordinator.metrics.tally.say_build(coordinator.version, PROTOCOL_VERSION)
     async with contextlib.AsyncExitStack() as stack:
         coordinator.tls = tls = ServerTls(config.tls) if config.tls else None
         workers = _workers(coordinator, host, port, stack)

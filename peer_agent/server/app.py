@@ -23,6 +23,7 @@ from kvdir.client.race import RaceCounters
 from kvdir.core.outbox import OwnerOutbox
 from kvdir.core.sketches import SKETCH_CELLS, OwnerSketches
 from kvdir.index import Sketch
+from kvdir.location import PROTOCOL_VERSION
 from kvdir.namespace import Namespace
 from kvdir.obs.http import LoopPulse
 from kvdir.rpc.tls import Dialer
@@ -220,6 +221,7 @@ class Agent:
             races=self._races,
             engines=parts.engines,
         )
+        self._listeners.tally.say_build(version(), PROTOCOL_VERSION, self.node)
         watch_planes(self._listeners.tally, parts.planes)
         pulse = LoopPulse(limit_s=ALIVE_S)
         http_address = self._listeners.serve_http(collector, pulse, not_ready=self._not_ready)

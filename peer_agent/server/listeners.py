@@ -15,11 +15,10 @@ from traceback import format_exception
 
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from prometheus_client.registry import Collector
 
 from kvdir.errors import ConfigError
 from kvdir.obs.call_figures import CallFigures
-from kvdir.obs.http import HttpSide, LoopPulse
+from kvdir.obs.http import HttpSide, LoopPulse, Metrics
 from kvdir.obs.logs import say
 from kvdir.obs.tally import Tally
 from kvdir.obs.tracing import SPANS_S, open_tracing
@@ -141,12 +140,12 @@ class Listeners:
         self._stack.push_async_callback(asyncio.to_thread, probes.close)
         return join_address(split_address(self._config.health_listen)[0], probes.port)
 
-    def serve_http(self, collector: Collector, pulse: LoopPulse, *, not_ready: Callable[[], str]) -> str:
+    def serve_http(self, metrics: Metrics, pulse: LoopPulse, *, not_ready: Callable[[], str]) -> str:
         """Readiness never depends on a coordinator: it gates the engine's pod."""
         if not self._config.http_listen:
             return ""
         host, port = split_address(self._config.http_listen)
-        side = HttpSide((host, port), collector, alive=pulse.fault, ready=not_ready, remark=self._remark)
+        side = HttpSide((host, port), metrics, alive=pulse.fault, ready=not_ready, remark=self._remark)
         self._stack.push_async_callback(asyncio.to_thread, side.close)
         return join_address(host, side.address[1])
 

@@ -67,7 +67,7 @@ class AgentCollector:
         self._publishing = publishing
         self._outbox = outbox
         self._calls = calls
-        self._tally = tally
+        self.tally = tally
         self._bugs = bugs
         self._tasks = tasks
         self._planes = planes
@@ -87,7 +87,7 @@ class AgentCollector:
         yield from self._service()
         yield from engine_families(self._engines)
         yield from plane_families(self._planes)
-        yield from self._tally.families()
+        yield from self.tally.families()
 
     def _arena(self) -> Families:
         slots, held = family("peer_agent_slots"), family("peer_agent_held_bytes")

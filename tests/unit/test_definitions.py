@@ -75,7 +75,11 @@ def test_a_family_ends_at_its_own_bound_when_the_product_of_its_labels_is_larger
 
 def test_buckets_are_cumulated_and_added_when_two_have_the_same_labels() -> None:
     definition = Definition("kvdir_x", Kind.HISTOGRAM, "X.", (), (1.0, 2.0))
-    family = Family(definition).add_buckets(Buckets([1, 2, 3], 4.0)).add_buckets(Buckets([1, 0, 0], 0.5, {0: ("ab", 0.5, 9.0)}))
+    family = (
+        Family(definition)
+        .add_buckets(Buckets([1, 2, 3], 4.0))
+        .add_buckets(Buckets([1, 0, 0], 0.5, {0: ({"trace_id": "ab"}, 0.5, 9.0)}))
+    )
     values = [(sample.name, sample.labels.get("le"), sample.value) for sample in family.samples]
     assert values == [
         ("kvdir_x_bucket", "1.0", 2),
