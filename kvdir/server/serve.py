@@ -160,7 +160,7 @@ async def running(coordinator: AnyCoordinator, stop: Stop | None = None) -> Asyn
         http, page_at = "", ""
         new_side = functools.partial(
             HttpSide,
-            collector=coordinator.metrics,
+            metrics=coordinator.metrics,
             refresh=_refresher(coordinator),
             alive=pulse.fault,
             ready=lambda: _not_ready(coordinator, workers),
