@@ -9,7 +9,6 @@ is there to type its password. Blocking, a few ms. Does not: watch the files (cr
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import ssl
 from collections.abc import Sequence
@@ -49,7 +48,10 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What the files hold, checked. chain, key, ca: PEM. names: DNS names and IP addresses; uris: SPIFFE ids and others."""
+    """What the files hold, checked. chain, key, ca: PEM. names: DNS names and IP addresses; uris: SPIFFE ids and others.
+
+    unnamed: names that clients may dial and that it does not hold.
+    """
 
     chain: bytes
     key: bytes
@@ -57,6 +59,7 @@ class Certificate:
     names: tuple[str, ...]
     uris: tuple[str, ...]
     expires_unix_s: float
+    unnamed: tuple[str, ...]
 
 
 def missing(given: dict[str, str]) -> list[str]:
@@ -67,14 +70,16 @@ def missing(given: dict[str, str]) -> list[str]:
     return [f"{' and '.join(absent)}: missing; TLS needs all of {', '.join(given)}"]
 
 
-def read_certificate(files: TlsFiles, *, server: bool, names: Sequence[str] = ()) -> Certificate:
+def read_certificate(files: TlsFiles, *, server: bool, names: Sequence[str] = (), perhaps: Sequence[str] = ()) -> Certificate:
     """Reads and checks. server: others dial us, so it must also be good for a server, and for these `names` or addresses.
+
+    perhaps: names that they may dial: what it does not hold of these is no fault, but told as `unnamed`.
 
     Raises ConfigError with every fault that can be told apart.
     """
     for _ in range(_TRIES):
         before = stamp(files)
-        found = _read(files, server=server, names=names)
+        found = _read(files, server=server, names=names, perhaps=perhaps)
         if stamp(files) == before:  # else what was checked may not be what was read
             return found
     raise ConfigError([f"tls_cert: {files.certificate} and its key or CA kept changing while they were read"])
@@ -92,7 +97,7 @@ def stamp(files: TlsFiles) -> tuple[object, ...]:
     return tuple(out)
 
 
-def _read(files: TlsFiles, *, server: bool, names: Sequence[str]) -> Certificate:
+def _read(files: TlsFiles, *, server: bool, names: Sequence[str], perhaps: Sequence[str]) -> Certificate:
     faults: list[str] = []
     chain = _bytes("tls_cert", files.certificate, faults)
     key = _bytes("tls_key", files.key, faults)
@@ -117,6 +122,7 @@ def _read(files: TlsFiles, *, server: bool, names: Sequence[str]) -> Certificate
         names=_alternatives(facts, "DNS", "IP Address"),
         uris=_alternatives(facts, "URI"),
         expires_unix_s=float(ssl.cert_time_to_seconds(str(facts["notAfter"]))),
+        unnamed=tuple(name for name in perhaps if _handshake(files, server=True, name=name)[1]),
     )
     if server:
         faults = _name_faults(files, found, names)
@@ -231,12 +237,3 @@ def _name_faults(files: TlsFiles, found: Certificate, names: Sequence[str]) -> l
         for name in names
         if _handshake(files, server=True, name=name)[1]
     ]
-
-
-def is_address(host: str) -> bool:
-    """Whether it is an IP address and not a name."""
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

@@ -18,6 +18,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import grpc
@@ -25,6 +26,7 @@ import grpc.aio
 
 from kvdir.errors import ConfigError
 from kvdir.obs.logs import say
+from kvdir.obs.tally import Tally
 from kvdir.rpc.certificates import Certificate, TlsFiles, missing, read_certificate, stamp
 from kvdir.rpc.channel import Options, wait_ready, wait_ready_blocking
 
@@ -41,23 +43,24 @@ RETRY_S = 5.0
 
 
 class Credentials:
-    """Three files and their newest good content. Thread-safe. server: see read_certificate. Raises ConfigError at first only.
+    """Three files and their newest good content. Thread-safe. Raises ConfigError at first only; arguments: read_certificate.
 
     generation: goes up with each renewal. failure: why changed files are not used yet, in words.
     """
 
-    def __init__(self, files: TlsFiles, *, server: bool = False, names: Sequence[str] = ()) -> None:
+    def __init__(
+        self, files: TlsFiles, *, server: bool = False, names: Sequence[str] = (), perhaps: Sequence[str] = ()
+    ) -> None:
         self.files = files
         self.generation = 0
         self.failure = ""
         self.reloads = 0
         self.failed_reloads = 0
-        self._server = server
-        self._names = tuple(names)
+        self._read = partial(read_certificate, files, server=server, names=tuple(names), perhaps=tuple(perhaps))
         self._lock = threading.Lock()
         self._seen = stamp(files)
         self._looked_s = self._retry_s = time.monotonic()
-        self._certificate = read_certificate(files, server=server, names=self._names)
+        self._certificate = self._read()
 
     def current(self, *, within_s: float = 0.0) -> Certificate:
         """Looks at the files unless that was done within_s. A failed renewal leaves the last good certificate."""
@@ -77,6 +80,13 @@ class Credentials:
         """When the certificate that is in use ends."""
         return self._certificate.expires_unix_s
 
+    def watched_by(self, tally: Tally) -> None:
+        """Its figures are exposed from now on."""
+        tally.watch("tls_expires_timestamp_seconds", lambda: self.current(within_s=LOOK_S).expires_unix_s, "grpc")
+        tally.watch("tls_fault", lambda: float(bool(self.failure)))
+        tally.watch("tls_reloads_total", lambda: self.reloads, "used")
+        tally.watch("tls_reloads_total", lambda: self.failed_reloads, "refused")
+
     def fault(self) -> str:
         """Why nobody can connect any more, in words; empty while they can."""
         late_s = time.time() - self.current(within_s=LOOK_S).expires_unix_s
@@ -86,15 +96,21 @@ class Credentials:
 
     def remark(self) -> str:
         """What is going to be a fault, in words: files that cannot be used, an end that is near."""
-        left_s = self.current(within_s=LOOK_S).expires_unix_s - time.time()
-        said = f"(renewed certificates are not used: {self.failure})" if self.failure else ""
+        found = self.current(within_s=LOOK_S)
+        left_s = found.expires_unix_s - time.time()
+        said = [f"renewed certificates are not used: {self.failure}"] if self.failure else []
         if 0 < left_s < SOON_S:
-            said = f"{said} (tls_cert: {self.files.certificate} expires in {left_s / 3600:.1f} h)".strip()
-        return said
+            said.append(f"tls_cert: {self.files.certificate} expires in {left_s / 3600:.1f} h")
+        if found.unnamed:
+            said.append(
+                f"tls_cert: {self.files.certificate} is for {', '.join(found.names)}, not for {', '.join(found.unnamed)}: "
+                "clients that dial that need tls_server_name"
+            )
+        return f"({'; '.join(said)})" if said else ""
 
     def _reload(self) -> None:
         try:
-            self._certificate = read_certificate(self.files, server=self._server, names=self._names)
+            self._certificate = self._read()
         except ConfigError as error:
             said = "; ".join(error.faults)
             if said != self.failure:
@@ -111,11 +127,12 @@ class Credentials:
 
 class ServerTls(Credentials):
     """Credentials of a process that listens, and of its own calls. names: that clients dial, and so check, unless there is a
-    server_name, which they check then.
+    server_name, which they check then. perhaps: names that they may dial.
     """
 
-    def __init__(self, files: TlsFiles, *, names: Sequence[str] = ()) -> None:
-        super().__init__(files, server=True, names=(files.server_name,) if files.server_name else names)
+    def __init__(self, files: TlsFiles, *, names: Sequence[str] = (), perhaps: Sequence[str] = ()) -> None:
+        name = files.server_name
+        super().__init__(files, server=True, names=(name,) if name else names, perhaps=() if name else perhaps)
 
     def grpc(self) -> grpc.ServerCredentials:
         """For one server, which asks for the newest content at each handshake. Clients must show a certificate."""

@@ -43,6 +43,8 @@ log = logging.getLogger("kvdir.serve")
 
 _ALIVE_S = 10.0
 _REFRESH_S = 1.0
+_ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""Addresses that stand for all of this machine, and one of them."""
 _SLICE_S = 0.0005
 """Of the event loop, for metrics, before others get a turn."""
 
@@ -143,7 +145,7 @@ async def running(coordinator: AnyCoordinator, stop: Stop | None = None) -> Asyn
     pulse = LoopPulse(limit_s=_ALIVE_S)
     coordinator.metrics.tally.say_build(coordinator.version, PROTOCOL_VERSION)
     async with contextlib.AsyncExitStack() as stack:
-        coordinator.tls = tls = ServerTls(config.tls) if config.tls else None
+        coordinator.tls = tls = _open_tls(coordinator, host)
         workers = _workers(coordinator, host, port, stack)
         tracing = open_tracing(
             config.otlp_endpoint,
@@ -251,11 +253,23 @@ async def _nothing() -> None:
 
 def _reachable(host: str, port: int) -> str:
     """Where this process itself finds its services, wherever they listen."""
-    return _join({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port)
+    return _join(_ANYWHERE.get(host, host), port)
 
 
 def _join(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _open_tls(coordinator: AnyCoordinator, host: str) -> ServerTls | None:
+    """None: plaintext. Raises ConfigError. That clients dial `host` is likely, not known: only remarked on."""
+    files = coordinator.config.tls
+    if files is None:
+        return None
+    tls = ServerTls(files, perhaps=() if host in _ANYWHERE else (host,))
+    tls.watched_by(coordinator.metrics.tally)
+    if tls.remark():
+        say(log, logging.WARNING, "certificate", remark=tls.remark())
+    return tls
 
 
 def _itself(coordinator: AnyCoordinator, server: grpc.aio.Server, address: str, stack: contextlib.AsyncExitStack) -> Itself:

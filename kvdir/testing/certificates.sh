@@ -4,11 +4,13 @@
 #   coordinator, agent-a, agent-b, engine-a, router, admin: spiffe://kvdir.test/coordinator, .../agent/a, ..., and the names
 #     kvdir, localhost, 127.0.0.1; agent-a-2 is a renewed agent-a, coordinator-2 a renewed coordinator
 #   named (only DNS name elsewhere.test), nameless (only a SPIFFE id), past (agent-a, ended yesterday), soon (ends in a day)
+#   and for each further argument PATH: spiffe://kvdir.test/PATH, in files named with - for /
 # foreign-ca signs foreign and foreign-a (named as agent-a). node-encrypted.key is node.key under a password.
 set -eu
 command -v openssl >/dev/null || { echo "certificates for tests need the openssl tool: apt-get install openssl" >&2; exit 1; }
 mkdir -p "$1"
 cd "$1"
+shift
 
 key() { openssl ecparam -genkey -noout -name prime256v1 -out "$1.key"; }
 ca() { key "$1" && openssl req -x509 -new -key "$1.key" -subj "/CN=kvdir test $1" -days 3650 -out "$1.pem"; }
@@ -41,6 +43,7 @@ who admin ca 3650 admin
 who past ca -1 agent/a
 who soon ca 1 agent/a
 who foreign-a foreign-ca 3650 agent/a
+for path; do who "$(echo "$path" | tr / -)" ca 3650 "$path"; done
 leaf named ca 3650 "subjectAltName=DNS:elsewhere.test"
 leaf nameless ca 3650 "subjectAltName=URI:spiffe://kvdir.test/agent/a"
 openssl ec -in node.key -aes128 -passout pass:secret -out node-encrypted.key 2>/dev/null

@@ -21,6 +21,8 @@ from pathlib import Path
 from kvdir.config import show_bytes
 from kvdir.errors import NoSpace
 from kvdir.namespace import Namespace
+from kvdir.rpc.certificates import TlsFiles
+from kvdir.testing.certificates import Certificates, make_certificates
 from peer_agent.demo.processes import Child
 from peer_agent.demo.store import MEMORY
 from peer_agent.memory.layout import SUPERBLOCK_BYTES, stride_bytes
@@ -38,7 +40,7 @@ class ClusterPlan:
     """loss: share of event batches the agents drop on purpose. transports: data planes, best first.
 
     coordinators: how many; agents publish to each of them, or to one if they share a store (store.py), and ask any. replica:
-    agents ask replicas of their own first.
+    agents ask replicas of their own first. tls: control and data plane, with certificates made for this cluster.
     """
 
     namespace: Namespace
@@ -49,6 +51,7 @@ class ClusterPlan:
     coordinators: int = 1
     store: str = MEMORY
     replica: bool = False
+    tls: bool = False
 
     @property
     def arena_bytes(self) -> int:
@@ -67,6 +70,12 @@ class DemoCluster:
         self._work = work
         self._arenas = arenas
         self._children: list[Child] = []
+        self._certificates: Certificates | None = None
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        """Of who looks at it."""
+        return self._certificates.files("admin") if self._certificates is not None else None
 
     @property
     def coordinator_address(self) -> str:
@@ -82,7 +91,10 @@ class DemoCluster:
         return int(self.agents[node].ready["capacity"]["classes"][0]["slots"])
 
     async def start(self) -> None:
-        """Returns when everything is ready. CommandFailed with the log of what is not."""
+        """Returns when everything is ready. CommandFailed with the log of what is not; KvdirError without the openssl tool."""
+        if self.plan.tls:
+            names = [f"agent/node-{node}" for node in range(self.plan.nodes)]
+            self._certificates = await asyncio.to_thread(make_certificates, self._work / "certificates", *names)
         fields = json.loads(self.plan.namespace.canonical())
         del fields["version"]
         self._namespace_file.write_text(json.dumps(fields, indent=2))
@@ -123,6 +135,12 @@ class DemoCluster:
     def _namespace_file(self) -> Path:
         return self._work / "namespace.json"
 
+    def _tls_flags(self, name: str) -> list[str]:
+        if self._certificates is None:
+            return []
+        files = self._certificates.files(name)
+        return ["--tls-cert", files.certificate, "--tls-key", files.key, "--tls-ca", files.ca]
+
     async def _start(self, name: str, arguments: list[str]) -> Child:
         child = await Child.start(name, arguments, log=self._work / f"{name}.log", ready_s=READY_S)
         self._children.append(child)
@@ -132,6 +150,7 @@ class DemoCluster:
         arguments = ["-m", "kvdir", "serve", "--listen", listen, "--http-listen", "127.0.0.1:0", "--output", "json"]
         if self.plan.store != MEMORY:
             arguments += ["--config", str(self._store_file), "--name", f"coordinator-{number}"]
+        arguments += self._tls_flags("coordinator")
         return await self._start("coordinator" if self.plan.coordinators == 1 else f"coordinator-{number}", arguments)
 
     async def _start_agent(self, node: int) -> Child:
@@ -150,6 +169,7 @@ class DemoCluster:
         }
         flags = [part for name, value in settings.items() for part in (f"--{name}", value)]
         flags += ["--replica"] if self.plan.replica else []
+        flags += self._tls_flags(f"agent-node-{node}")
         return await self._start(f"node-{node}", ["-m", "peer_agent", "serve", "--output", "json", *flags])
 
 

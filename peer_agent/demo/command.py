@@ -62,6 +62,7 @@ class Size(click.ParamType[int]):
     help="Where the directory lies: redis://..., as for kvdir serve, or auto for a Redis server of the demo's own.",
 )
 @click.option("--replica", is_flag=True, help="Agents keep replicas of the directory and look up in them, without a call.")
+@click.option("--tls", is_flag=True, help="Everything over mTLS, control and data plane; certificates are made for it.")
 @click.option(
     "--deadline-s",
     type=click.FloatRange(min=0, min_open=True),
@@ -118,6 +119,7 @@ def demo(
       kvdir demo --loss 0.2 --kill           lost events, a crashed agent: slower, never wrong
       kvdir demo --coordinators 3 --kill-coordinator   one of them crashes; at the end all agree
       kvdir demo --store auto --coordinators 2 --kill-coordinator   coordinators that share a Redis
+      kvdir demo --tls                       with certificates; needs the openssl tool
       kvdir demo --hold --loss 0.05          something to look at: page and metrics, until Ctrl-C
       kvdir demo --trace full.jsonl --requests 5000 --nodes 8 --output json
 
@@ -170,6 +172,7 @@ def _ready_view(said: dict[str, Any]) -> object:
             ("page", said["page"]),
             *(("coordinator", child["grpc"]) for child in said["coordinators"]),
             *(("metrics", url) for url in said["metrics"]),
+            *((f"export KVDIR_TLS_{name.upper()}", path) for name, path in said["tls"].items()),
             ("stop it", "with Ctrl-C; nothing is left behind"),
         ]
     )

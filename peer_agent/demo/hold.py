@@ -102,9 +102,13 @@ async def _pass(
 
 
 def addresses(cluster: DemoCluster) -> dict[str, Any]:
-    """What `--hold` says when it is ready; an interface. page, metrics: URLs. pid: to break one by hand."""
+    """What `--hold` says when it is ready; an interface. page, metrics: URLs. tls: files for
+    commands. pid: to break one by hand.
+    """
+    tls = cluster.tls
     return {
         "event": "ready",
+        "tls": {} if tls is None else {"cert": tls.certificate, "key": tls.key, "ca": tls.ca},
         "page": f"http://{cluster.coordinators[0].ready['page']}/",
         "metrics": [f"http://{child.ready['http']}/metrics" for child in (*cluster.coordinators, *cluster.agents)],
         "coordinators": [{"grpc": child.ready["grpc"], **_process(child)} for child in cluster.coordinators],

@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import grpc.aio
-
 from kvdir.rpc.channel import client_options
+from kvdir.rpc.tls import PLAINTEXT
 from peer_agent.demo.cluster import DemoCluster
 from peer_agent.demo.processes import Child
 from peer_agent.v1 import engine_pb2, engine_pb2_grpc
@@ -118,7 +117,7 @@ def held_by(pid: int) -> dict[str, int] | None:
 
 
 async def _held_slots(address: str) -> dict[str, int]:
-    async with grpc.aio.insecure_channel(address, options=client_options()) as channel:
+    async with PLAINTEXT.aio(address, options=client_options()) as channel:
         answer = await engine_pb2_grpc.EngineStub(channel).Inventory(engine_pb2.InventoryRequest(), timeout=CALL_S)
     slots = {what: sum(getattr(item, what) for item in answer.namespaces) for what in MUST_BE_ZERO if what != "locks"}
     return {**slots, "locks": answer.locks}

@@ -55,6 +55,7 @@ class DemoOptions:
     kill_coordinator_at: int | None = None
     replica: bool = False
     store: str = MEMORY
+    tls: bool = False
 
 
 def run_demo(
@@ -144,6 +145,7 @@ def plan_of(options: DemoOptions, store: str) -> ClusterPlan:
         coordinators=options.coordinators,
         replica=options.replica,
         store=store,
+        tls=options.tls,
     )
 
 

@@ -18,8 +18,10 @@ from kvdir.core.diff import Verdict, compare, worst
 from kvdir.core.views import NodeView
 from kvdir.errors import KvdirError, Unsupported
 from kvdir.location import StreamState
+from kvdir.rpc.certificates import TlsFiles
 from kvdir.rpc.channel import client_options
 from kvdir.rpc.status import from_rpc_error
+from kvdir.rpc.tls import PLAINTEXT
 from peer_agent.demo.cluster import DemoCluster
 from peer_agent.demo.report import NodeFigures, Settled
 from peer_agent.v1 import engine_pb2, engine_pb2_grpc
@@ -34,7 +36,7 @@ async def settle(cluster: DemoCluster, *, within_s: float, ended: Sequence[NodeV
     ended: streams that are over, as they were last seen; their repairs and untrusted times are counted in.
     """
     began_s = time.monotonic()
-    async with DirectoryClient(cluster.coordinator_address) as client:
+    async with DirectoryClient(cluster.coordinator_address, tls=cluster.tls) as client:
         while True:
             try:
                 state = await _state(cluster, client, ended, began_s)
@@ -49,7 +51,7 @@ async def settle(cluster: DemoCluster, *, within_s: float, ended: Sequence[NodeV
 
 async def node_view(cluster: DemoCluster, node: int) -> NodeView | None:
     """What the directory knows about one node."""
-    async with DirectoryClient(cluster.coordinator_address) as client:
+    async with DirectoryClient(cluster.coordinator_address, tls=cluster.tls) as client:
         views = await client.nodes(deadline_s=CALL_S)
     return next((view for view in views if view.trust.node == f"node-{node}"), None)
 
@@ -69,14 +71,14 @@ async def _state(cluster: DemoCluster, client: DirectoryClient, ended: Sequence[
         untrusted_s=sum(view.untrusted_s for view in (*ended, *live)),
         repairs=_repairs((*ended, *live)),
         waited_s=time.monotonic() - began_s,
-        agreement=await _agreement(cluster.coordinator_addresses),
+        agreement=await _agreement(cluster.coordinator_addresses, cluster.tls),
     )
 
 
-async def _agreement(addresses: Sequence[str]) -> Verdict:
+async def _agreement(addresses: Sequence[str], tls: TlsFiles | None) -> Verdict:
     """Those that share a store have one directory, and no digests."""
     async with contextlib.AsyncExitStack() as stack:
-        clients = {address: await stack.enter_async_context(DirectoryClient(address)) for address in addresses}
+        clients = {address: await stack.enter_async_context(DirectoryClient(address, tls=tls)) for address in addresses}
         try:
             views = await asyncio.gather(*(client.digests(deadline_s=CALL_S) for client in clients.values()))
         except Unsupported:
@@ -107,7 +109,7 @@ def _repairs(views: Sequence[NodeView]) -> dict[str, int]:
 
 async def owner_counts(address: str) -> tuple[int, int]:
     """Committed blocks and their bytes, from the agent itself."""
-    async with grpc.aio.insecure_channel(address, options=client_options()) as channel:
+    async with PLAINTEXT.aio(address, options=client_options()) as channel:
         try:
             answer = await engine_pb2_grpc.EngineStub(channel).Inventory(engine_pb2.InventoryRequest(), timeout=CALL_S)
         except grpc.aio.AioRpcError as error:

@@ -71,6 +71,8 @@ class Listeners:
         self.security = agent_security(config)
         self.security.watched_by(self.tally)
         self._tls = tls
+        if tls is not None:
+            tls.watched_by(self.tally)
         self._health = health.aio.HealthServicer()
 
     async def drain(self) -> None:
