@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import re
 import tomllib
 import types
 import typing
@@ -20,6 +21,9 @@ from typing import Any, TypeVar
 from kvdir.errors import ConfigError
 
 T = TypeVar("T")
+
+_USERINFO = re.compile(r"://[^/\s]*@")
+_SECRET_OPTION = re.compile(r"([\w-]*(?:password|secret|token|salt)[\w-]*=)[^&,\s]*", re.IGNORECASE)
 
 
 def setting(default: Any, help: str, *, metavar: str = "") -> Any:
@@ -106,6 +110,19 @@ def load(
     if faults:
         raise ConfigError(faults)
     return config, sources
+
+
+def changed(config: object) -> dict[str, Any]:
+    """The settings that differ from their defaults, masked, for the log."""
+    values = {item.name: (getattr(config, item.name), item.default) for item in settings(type(config))}
+    return {name: masked(value) for name, (value, default) in values.items() if value != default}
+
+
+def masked(value: Any) -> Any:
+    """A value without what is secret in it: user and password of URLs, and options that are called like a secret."""
+    if isinstance(value, tuple):
+        return tuple(map(masked, value))
+    return _SECRET_OPTION.sub(r"\1***", _USERINFO.sub("://***@", value)) if isinstance(value, str) else value
 
 
 def parse_bytes(text: str) -> int:

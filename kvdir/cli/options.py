@@ -19,7 +19,7 @@ from typing import Any
 import click
 
 from kvdir.cli.output import emit, table
-from kvdir.config import Setting, load, settings, show_bytes
+from kvdir.config import Setting, load, masked, settings, show_bytes
 
 NAMESPACE_FILES = """
 ## Namespace files
@@ -148,8 +148,10 @@ def show_default(item: Setting) -> str:
 
 
 def _print_config(config: object, declared: list[Setting], sources: Mapping[str, str], *, output: str) -> None:
-    document = {item.name: {"value": getattr(config, item.name), "source": sources[item.name]} for item in declared}
-    rows = [(item.name, _shown(getattr(config, item.name)), sources[item.name]) for item in declared]
+    """Without secrets: people show this to others."""
+    values = {item.name: masked(getattr(config, item.name)) for item in declared}
+    document = {name: {"value": value, "source": sources[name]} for name, value in values.items()}
+    rows = [(name, _shown(value), sources[name]) for name, value in values.items()]
     emit(document, lambda: table(["setting", "value", "source"], rows), output=output)
 
 

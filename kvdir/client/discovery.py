@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 from kvdir.client.addresses import checked, is_port
 from kvdir.errors import InvalidInput
+from kvdir.obs.logs import say
 
 if TYPE_CHECKING:
     from kvdir.client.kubernetes import ApiServer
@@ -231,13 +232,13 @@ class Discovery:
             return
         with self._changed:
             if self._problems.pop(number, None):
-                log.info("discovery: well again")
+                say(log, logging.INFO, "discovery is well again")
             self._said[number] = found
             self._changed.notify_all()
             known = self._union()
             if known == self._known or self._stop.is_set():
                 return
-            log.info("discovery: coordinators are %s", ", ".join(known))
+            say(log, logging.INFO, "coordinators discovered", coordinators=",".join(known))
             self._known = known
             for listener in tuple(self._listeners):
                 listener(known)
@@ -246,7 +247,7 @@ class Discovery:
         with self._changed:
             if self._problems.get(number) != words and not self._stop.is_set():
                 kept = ", ".join(self._said.get(number, ()))
-                log.warning("discovery: %s%s", words, f"; going on with {kept}" if kept else "")
+                say(log, logging.WARNING, "discovery fails", words=words, goes_on_with=kept or "none")
             self._problems[number] = words
             self._changed.notify_all()
 

@@ -23,7 +23,7 @@ from kvdir.client.engine_sources import EngineSource, discover, written
 from kvdir.client.engine_stream import GONE_S, PROBE_S, EngineStream
 from kvdir.core.instance import stream_name
 from kvdir.errors import InvalidInput, KvdirError, Overloaded
-from kvdir.obs.logs import say
+from kvdir.obs.logs import say, say_bug
 
 log = logging.getLogger("kvdir.engines")
 
@@ -237,7 +237,7 @@ async def _stop(engine: _Engine) -> None:
 def _ended(findings: Findings, task: asyncio.Task[None]) -> None:
     error = None if task.cancelled() else task.exception()
     if error is not None:
-        log.error("an engine stream failed", exc_info=error)
+        say_bug(log, "engine stream failed", error)
         words = (
             f"is followed no more, by a fault of ours ({type(error).__name__}: {error}): restart this process, and report it"
         )

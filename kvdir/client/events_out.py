@@ -29,6 +29,7 @@ from kvdir.engines.wire import END_SEQ
 from kvdir.errors import Unavailable
 from kvdir.location import Tier
 from kvdir.namespace import Namespace
+from kvdir.obs.logs import say_bug
 
 log = logging.getLogger("kvdir.events_out")
 
@@ -206,4 +207,4 @@ class EventsOut:
 def _say_why(task: asyncio.Task[None]) -> None:
     """A task of ours ends only when it is cancelled; anything else is a bug, and readers would wait for ever."""
     if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("events out has ended, restart the agent: %s", error, exc_info=error)
+        say_bug(log, "events out has ended", error, fix="restart the agent")

@@ -27,6 +27,7 @@ from kvdir.core.sender import StreamSender
 from kvdir.errors import KvdirError
 from kvdir.location import StreamState
 from kvdir.namespace import Namespace
+from kvdir.obs.logs import say
 from kvdir.rpc.channel import DEFAULT_MAX_MESSAGE_BYTES, client_options
 from kvdir.rpc.status import from_rpc_error
 from kvdir.rpc.tls import PLAINTEXT, Dialer
@@ -256,7 +257,7 @@ class Publisher:
 
     def _failed(self, error: str) -> None:
         if error != self._last_error:
-            log.info("publisher: %s", error)
+            say(log, logging.INFO, "publisher not connected", error=error)
         self._last_error = error
 
     async def _pause(self, interval_s: float) -> None:

@@ -20,7 +20,7 @@ from kvdir.client.publisher import Publisher, PublisherIdentity, PublisherStats
 from kvdir.client.standby import Standby
 from kvdir.location import StreamState
 from kvdir.namespace import Namespace
-from kvdir.obs.logs import say
+from kvdir.obs.logs import say, say_bug
 
 log = logging.getLogger("kvdir.publishers")
 
@@ -128,7 +128,7 @@ class Publishers:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._ending.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            log.error("a publisher failed", exc_info=task.exception())
+            say_bug(log, "publisher failed", task.exception())
 
     def _fenced(self, reason: str) -> None:
         if not self._leaving:  # else it is the answer to our own goodbye

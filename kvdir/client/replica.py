@@ -36,6 +36,7 @@ from kvdir.core.replica import CreditLine, FeedFault, ReplicaState, expected_blo
 from kvdir.core.roster import Beat
 from kvdir.errors import KvdirError, RemoteProtocolError
 from kvdir.index import RegionError, RegionIndex, create_region
+from kvdir.obs.logs import say
 from kvdir.rpc.channel import DEFAULT_MAX_MESSAGE_BYTES, client_options
 from kvdir.rpc.status import from_rpc_error
 from kvdir.rpc.tls import PLAINTEXT, Dialer
@@ -271,7 +272,7 @@ class Replica:
             if served is None or self._anew or welcome.log_id != served.state.welcome.log_id:
                 raise FeedFault("it goes on in a log that we do not follow")
             self._counters.resumes += 1
-            log.info("replica: goes on with %s", address)
+            say(log, logging.INFO, "replica goes on", address=address)
             return served
         self._counters.snapshots += 1
         before = self._served.region if self._served else self._empty
@@ -281,7 +282,7 @@ class Replica:
         state = ReplicaState(region, roster, welcome, started_s=credit.sent_s(0))
         source = f"{welcome.coordinator} ({address})" if welcome.coordinator else address
         self._building = _Copy(region, roster, state, source, digests)
-        log.info("replica: snapshot of about %d blocks from %s", welcome.blocks, address)
+        say(log, logging.INFO, "replica takes a snapshot", address=address, blocks=welcome.blocks)
         return self._building
 
     async def _apply(self, copy: _Copy, response: Response, credit: CreditLine) -> None:
@@ -330,7 +331,7 @@ class Replica:
         elif self._empty is not None:
             self._empty.close()
             self._empty = None
-        log.info("replica: whole, from %s", copy.source)
+        say(log, logging.INFO, "replica is whole", source=copy.source)
 
     def _discard_building(self) -> None:
         if self._building is not None:
@@ -346,7 +347,7 @@ class Replica:
         """The same is said once of a coordinator until it answers, however many take turns at failing."""
         self._last_error = why if why.startswith(address) else f"{address}: {why}"
         if self._said.get(address) != self._last_error:
-            log.info("replica: %s", self._last_error)
+            say(log, logging.INFO, "replica not fed", address=address, error=self._last_error)
         self._said = {known: text for known, text in self._said.items() if known in self._addresses}
         self._said[address] = self._last_error
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import atexit
 import json
 import logging
+import os
 import queue
 import sys
 import threading
@@ -26,6 +27,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TextIO
 
+from kvdir.config import changed
 from kvdir.core.repeats import Repeats
 from kvdir.obs import trace
 
@@ -52,6 +54,17 @@ def say(log: logging.Logger, level: int, event: str, **fields: object) -> None:
     """Logs an event with its fields. Cheap when the level is off."""
     if log.isEnabledFor(level):
         log.log(level, event, extra={"fields": fields})
+
+
+def say_start(log: logging.Logger, config: object, *, version: str) -> None:
+    """What runs from here on, and every setting that is not its default, without secrets."""
+    settings = {f"setting.{name}": _listed(value) for name, value in changed(config).items()}
+    say(log, logging.INFO, "starting", version=version, pid=os.getpid(), **settings)
+
+
+def say_bug(log: logging.Logger, event: str, error: BaseException | None, **fields: object) -> None:
+    """An exception that nobody expected: an error, with its traceback in the same line."""
+    log.error(event, exc_info=error, extra={"fields": fields})
 
 
 def log_faults(level: str, form: str) -> list[str]:
@@ -93,6 +106,10 @@ def _fields(formatter: logging.Formatter, record: logging.LogRecord) -> dict[str
     elif record.exc_text:
         fields["traceback"] = record.exc_text
     return fields
+
+
+def _listed(value: Any) -> Any:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else value
 
 
 def _quoted(value: object) -> str:

@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvdir.obs.logs import say
+from kvdir.obs.logs import figures, say
 from kvdir.obs.spans import NO_TRACER, Tracer, Value
 
 if TYPE_CHECKING:
     from kvdir.obs.otlp import Exporter
+    from kvdir.obs.tally import Tally
 
 log = logging.getLogger("kvdir.otlp")
 
@@ -29,6 +30,15 @@ class Tracing:
 
     tracer: Tracer = NO_TRACER
     exporter: Exporter | None = None
+
+    def watched_by(self, tally: Tally) -> None:
+        """Its spans and the lines of this process's log are among those figures."""
+        tally.watch("log_lines_dropped_total", lambda: figures().dropped)
+        tally.watch("log_lines_suppressed_total", lambda: figures().suppressed)
+        if (exporter := self.exporter) is not None:
+            tally.watch("spans_total", lambda: exporter.figures.exported, "exported")
+            tally.watch("spans_total", lambda: exporter.figures.dropped, "dropped")
+            tally.watch("spans_total", lambda: exporter.figures.refused, "failed")
 
     def close(self, *, grace_s: float) -> None:
         """Delivers what is left. Waits: call it from a thread."""

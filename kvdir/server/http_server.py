@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 
 from kvdir.errors import ConfigError
+from kvdir.obs.logs import say_bug
 
 log = logging.getLogger("kvdir.http")
 
@@ -153,8 +154,8 @@ class HttpServer:
             except TimeoutError:
                 late = f"no answer within {self._limits.answer_s:g} s: this coordinator or what it asks is overloaded\n"
                 response = Response(HTTPStatus.GATEWAY_TIMEOUT, late.encode(), _TEXT)
-            except Exception:
-                log.exception("unexpected error answering %s", request.method)
+            except Exception as error:
+                say_bug(log, "call failed", error, method=request.method)
                 response = Response(HTTPStatus.INTERNAL_SERVER_ERROR, b"internal error, logged there\n", _TEXT)
         await self._write(writer, response, close=not keep, head_only=request.method == "HEAD")
         await asyncio.sleep(0)  # the next request may be here already: others have their turn first

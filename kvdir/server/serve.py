@@ -21,10 +21,11 @@ import grpc.aio
 import uvloop
 from grpc_health.v1 import health_pb2
 
+import kvdir
 from kvdir.errors import ConfigError
 from kvdir.location import PROTOCOL_VERSION
 from kvdir.obs.http import HttpSide, LoopPulse
-from kvdir.obs.logs import say
+from kvdir.obs.logs import say, say_start
 from kvdir.obs.tracing import SPANS_S, open_tracing
 from kvdir.rpc.health_port import HealthPort
 from kvdir.rpc.tls import Dialer, ServerTls, bind
@@ -100,6 +101,7 @@ def run(config: CoordinatorConfig, *, on_ready: Callable[[Bound], None]) -> None
 
 async def serve(config: CoordinatorConfig, *, stop: Stop, on_ready: Callable[[Bound], None]) -> None:
     """Serves until `stop`; on_ready is called once everything listens."""
+    say_start(log, config, version=kvdir.__version__)
     async with _built(config) as coordinator, running(coordinator, stop) as bound:
         beside = {"http": bound.http or "off", "indexer": bound.indexer or "off", "page": bound.page or "off"}
         say(log, logging.INFO, "serving", grpc=bound.grpc, **beside, version=bound.version)
@@ -155,6 +157,7 @@ async def running(coordinator: AnyCoordinator, stop: Stop | None = None) -> Asyn
             version=coordinator.version,
         )
         stack.push_async_callback(asyncio.to_thread, tracing.close, grace_s=min(config.grace_s, SPANS_S))
+        tracing.watched_by(coordinator.metrics.tally)
         server, healthy = build_server(coordinator, tracer=tracing.tracer)
         port = _bind(server, host, workers.port if workers is not None else port, tls)
         itself = _itself(coordinator, server, _reachable(host, port), stack)

@@ -8,6 +8,7 @@ from typing import Any
 from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
+from kvdir.obs.logs import say_bug
 from kvdir.v1 import admin_pb2, directory_pb2, events_pb2
 
 log = logging.getLogger("kvdir.rpc")
@@ -27,5 +28,4 @@ REFLECTED = (*HEALTH_NAMES[1:], health.SERVICE_NAME, reflection.SERVICE_NAME)
 
 def log_bug(method: str, request_id: str, error: Exception) -> None:
     """An exception that is not ours: the caller was told no more than the request id."""
-    fields = {"method": method, "request_id": request_id}
-    log.error("call failed", exc_info=error, extra={"fields": fields})
+    say_bug(log, "call failed", error, method=method, request_id=request_id)

@@ -26,6 +26,7 @@ from typing import Any
 
 import msgspec
 
+from kvdir.obs.logs import LogfmtFormatter, say_bug
 from peer_agent import _native
 from peer_agent.mover import contain
 from peer_agent.mover.backend import Backend, BackendError, Memory, PeerMemory, Service
@@ -70,7 +71,9 @@ _FAILURES = (
 
 def main() -> None:
     contain.enter(parent=int(sys.argv[2]))
-    logging.basicConfig(stream=sys.stderr, format="%(name)s[%(process)d]: %(message)s", level=logging.INFO)
+    lines = logging.StreamHandler()
+    lines.setFormatter(LogfmtFormatter())
+    logging.basicConfig(handlers=[lines], level=logging.INFO)
     asyncio.run(_live(socket.socket(fileno=int(sys.argv[1]))))
 
 
@@ -78,8 +81,8 @@ async def _live(control: socket.socket) -> None:
     """Leaves from inside the loop: closing it would wait for tasks that a library may never end."""
     try:
         code = await _run(control)
-    except BaseException:
-        log.exception("the mover ends")
+    except BaseException as error:
+        say_bug(log, "mover ends", error, pid=os.getpid())
         code = EXIT_BROKEN
     sys.stderr.flush()
     os._exit(code)

@@ -23,7 +23,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from kvdir.obs.logs import say
+from kvdir.obs.logs import say, say_bug
 from peer_agent.mover.backend import BackendError
 from peer_agent.mover.child import Asked, MoverChild, MoverLost, MoverSpec
 from peer_agent.mover.messages import Abort, Opened, Ping, Question
@@ -166,4 +166,4 @@ class MoverProcess:
     def _unsupervised(self, supervisor: asyncio.Task[None]) -> None:
         self._up.clear()
         if not supervisor.cancelled() and (error := supervisor.exception()) is not None:
-            log.error("supervision of the %s mover failed", self._spec.backend, exc_info=error)
+            say_bug(log, "supervision of the mover failed", error, backend=self._spec.backend)

@@ -11,7 +11,6 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterator
-from traceback import format_exception
 
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -19,7 +18,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from kvdir.errors import ConfigError
 from kvdir.obs.call_figures import CallFigures
 from kvdir.obs.http import HttpSide, LoopPulse, Metrics
-from kvdir.obs.logs import say
+from kvdir.obs.logs import say_bug
 from kvdir.obs.tally import Tally
 from kvdir.obs.tracing import SPANS_S, open_tracing
 from kvdir.rpc.channel import server_options
@@ -66,6 +65,7 @@ class Listeners:
             instance=config.node_name,
             version=version(),
         )
+        tracing.watched_by(self.tally)
         self._tracer = tracing.tracer
         stack.push_async_callback(asyncio.to_thread, tracing.close, grace_s=min(config.grace_s, SPANS_S))
         self.security = agent_security(config)
@@ -106,14 +106,7 @@ class Listeners:
     def _server(self) -> grpc.aio.Server:
         def on_bug(method: str, request_id: str, error: Exception) -> None:
             self.bugs += 1
-            say(
-                log,
-                logging.ERROR,
-                "call failed",
-                method=method,
-                request_id=request_id,
-                traceback="".join(format_exception(error)),
-            )
+            say_bug(log, "call failed", error, method=method, request_id=request_id)
 
         edge = EdgeInterceptor(
             self.calls,

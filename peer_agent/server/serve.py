@@ -12,12 +12,14 @@ import os
 import resource
 import signal
 from collections.abc import Callable
+from dataclasses import asdict
 
 import uvloop
 
-from kvdir.obs.logs import say
+from kvdir.obs.logs import say, say_start
 from peer_agent.server.app import Agent, Ready
 from peer_agent.server.config import AgentConfig
+from peer_agent.server.identity import version
 from peer_agent.server.own_arena import run_on_node
 
 log = logging.getLogger(__name__)
@@ -55,9 +57,13 @@ async def _serve(config: AgentConfig, on_ready: Callable[[Ready, Agent], None]) 
 
     for number in SIGNALS:
         loop.add_signal_handler(number, on_signal, number)
+    say_start(log, config, version=version())
     agent = await Agent.start(config)
     try:
+        ready = {key: value or "off" for key, value in asdict(agent.ready).items()}
+        say(log, logging.INFO, "serving", **ready | {"epoch": f"{agent.ready.epoch:016x}"}, version=version())
         on_ready(agent.ready, agent)
         await stop.wait()
     finally:
         await agent.close()
+        say(log, logging.INFO, "stopped")

@@ -11,6 +11,8 @@ import logging
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from kvdir.obs.logs import say_bug
+
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
@@ -42,7 +44,7 @@ class OwnedTasks:
         self._running.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self.failures += 1
-            log.error("background task %s failed", task.get_name(), exc_info=error)
+            say_bug(log, "background task failed", error, task=task.get_name())
 
     async def close(self, *, timeout_s: float) -> None:
         """Lets what runs end within timeout_s, then cancels and awaits the rest."""

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from kvdir.obs.logs import say
+from kvdir.obs.logs import say, say_bug
 from peer_agent.server.peers import Peers
 from peer_agent.server.store import Store
 
@@ -27,8 +27,8 @@ async def run_ticker(store: Store, peers: Peers, *, is_writing: Callable[[int], 
             store.tick()
             freed = store.settle_sessions(is_writing)
             peers.drop_idle()
-        except Exception:
-            log.exception("tick failed; the next one tries again")
+        except Exception as error:
+            say_bug(log, "tick failed; the next one tries again", error)
         else:
             if freed:
                 say(log, logging.INFO, "slots that engines had left behind are free again", slots=freed)

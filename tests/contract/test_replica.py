@@ -382,10 +382,10 @@ def test_log_says_once_what_is_wrong_when_coordinators_take_turns_at_failing(cap
         for address in ["127.0.0.1:1", "127.0.0.1:2"] * 3:
             replica._failed(address, f"{address}: refused")
         replica._failed("127.0.0.1:1", "going down")
-    assert caplog.messages == [
-        "replica: 127.0.0.1:1: refused",
-        "replica: 127.0.0.1:2: refused",
-        "replica: 127.0.0.1:1: going down",
+    assert [record.fields["error"] for record in caplog.records] == [
+        "127.0.0.1:1: refused",
+        "127.0.0.1:2: refused",
+        "127.0.0.1:1: going down",
     ]
 
 
