@@ -63,7 +63,7 @@ $(VENV)/.installed-ops: $(VENV)/.installed
 	@touch $@
 
 test-helm: setup ## Tests of the chart with Helm's own library, in a virtual environment of its own that is kept (ARGS="-k name")
-	@python=$$(tests/helm/install.sh $(BIN)/python) && KVDIR_PYTHON=$$PWD/$(BIN)/python $$python -m pytest -q -p no:cloudcoil -m helm tests/helm $(ARGS)
+	@python=$$(tests/helm/install.sh $(BIN)/python) && KVDIR_PYTHON=$$PWD/$(BIN)/python UPDATE=$(UPDATE) $$python -m pytest -q -p no:cloudcoil -m helm tests/helm $(ARGS)
 
 soak: setup ## Random histories of a simulated cluster (DURATION_S=120; ARGS="--seed 7")
 	$(BIN)/python -m kvdir.testing.sim --duration-s $(DURATION_S) $(ARGS)
@@ -96,7 +96,7 @@ verify-proto: setup ## Fail if the committed protobuf code differs from proto/
 
 docs: setup ## Regenerate the documentation that comes from code
 	$(BIN)/python -m kvdir.cli.options > docs/configuration.md
-	$(BIN)/python helm/reference.py
+	$(BIN)/python -m deploy.chart_reference
 
 monitoring: setup ## Regenerate dashboards, recording rules and alerts
 	$(BIN)/python -m deploy.monitoring
@@ -104,7 +104,7 @@ monitoring: setup ## Regenerate dashboards, recording rules and alerts
 verify-docs: setup ## Fail if generated documentation, dashboards or rules are out of date
 	@$(BIN)/python -m deploy.monitoring --check
 	@$(BIN)/python -m kvdir.cli.options | cmp -s - docs/configuration.md || { echo "docs/configuration.md is out of date: run make docs and commit"; exit 1; }
-	@$(BIN)/python helm/reference.py --check
+	@$(BIN)/python -m deploy.chart_reference --check
 
 check: lint test-native test ## What CI runs
 
@@ -135,10 +135,13 @@ $(PEERS)/.installed: bench/install_peers.sh
 	bench/install_peers.sh $(BIN)/python $(PEERS) $(NIXL)
 	@touch $@
 
+image-check: ## Build deploy/Containerfile without Docker and run what comes out (as root on Debian; minutes)
+	deploy/check_image.sh
+
 wheel: setup ## Build the abi3 wheel into dist/
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 clean: ## Remove everything that was built
 	rm -rf $(VENV) $(PEERS) build dist *.egg-info $(NATIVE) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-.PHONY: help setup demo test test-redis test-vllm test-vllm-http test-sglang test-ops test-helm soak test-native lint fmt proto verify-proto docs monitoring verify-docs check bench fleet bench-read wheel clean
+.PHONY: help setup demo test test-redis test-vllm test-vllm-http test-sglang test-ops test-helm soak test-native lint fmt proto verify-proto docs monitoring verify-docs check bench fleet bench-read image-check wheel clean

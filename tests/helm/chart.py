@@ -37,9 +37,10 @@ class _Strict(yaml.CSafeLoader):
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """objects: in order of templates. notes: what `helm install` prints."""
+    """objects: in order of templates. text: all of them, as YAML. notes: what `helm install` prints."""
 
     objects: tuple[Object, ...]
+    text: str
     notes: str
 
     def one(self, kind: str, name: str) -> Object:
@@ -71,9 +72,15 @@ def render(
     options = {"name": name, "namespace": namespace, "api_versions": list(apis), "kube_version": f"{FLOOR}.0"}
     raw = _native.call_string("helm_render", loaded(chart)._raw(), json.dumps(dict(values)), json.dumps(options))
     files: dict[str, str] = json.loads(raw)
-    notes = "".join(text for path, text in files.items() if path.endswith("NOTES.txt"))
-    documents = (yaml.load_all(text, _Strict) for path, text in sorted(files.items()) if not path.endswith("NOTES.txt"))
-    return Rendered(tuple(item for stream in documents for item in stream if item), notes)
+    notes = "".join(text for path, text in files.items() if path == f"{chart.name}/templates/NOTES.txt")
+    manifests = [text for path, text in sorted(files.items()) if not path.endswith("NOTES.txt") and text.strip()]
+    text = "".join(f"---\n{_tidy(manifest)}\n" for manifest in manifests)
+    return Rendered(tuple(item for item in yaml.load_all(text, _Strict) if item), text, notes)
+
+
+def _tidy(manifest: str) -> str:
+    """Without the blank lines that templates leave behind, for people who read a golden file."""
+    return "\n".join(line.rstrip() for line in manifest.splitlines() if line.strip()).removeprefix("---\n")
 
 
 def ci_values(name: str) -> dict[str, Any]:

@@ -23,7 +23,7 @@ TLS = {
     },
     "secret": {"tls": {"mode": "secret", "secret": {"coordinator": "a", "agent": "b"}}},
     "certManager": {"tls": {"mode": "certManager", "certManager": {"issuerName": "ca"}, "secret": NO_SECRETS}},
-    "spiffe": {"tls": {"mode": "spiffe", "secret": NO_SECRETS}},
+    "csi": {"tls": {"mode": "csi", "certManager": {"issuerName": "ca"}, "secret": NO_SECRETS}},
 }
 MODE = {
     "sidecar": {"mode": "sidecar", "discovery": {"mode": "dns", "serviceAccounts": []}},

@@ -162,12 +162,8 @@ args: [serve, --config, /etc/kvdir/agent/agent.toml]
 env:
   - {name: POD_UID, valueFrom: {fieldRef: {fieldPath: metadata.uid}}}
   - {name: POD_IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}
-  {{- if eq .Values.agent.mode "sidecar" }}
-  - {name: PLACE, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
-  {{- else }}
-  - {name: PLACE, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
-  {{- end }}
-  - {name: PEER_AGENT_NODE, value: $(PLACE).$(POD_UID)}
+  - {name: POD_NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
+  - {name: PEER_AGENT_NODE, value: $(POD_NAME).$(POD_UID)}
   - {name: PEER_AGENT_ADVERTISE, value: {{ eq .Values.ipFamily "IPv6" | ternary "'[$(POD_IP)]:7410'" "$(POD_IP):7410" }}}
   {{- if .Values.agent.rdma.enabled }}
   {{- with .Values.agent.rdma.env }}

@@ -14,7 +14,7 @@
 {{- $out := list -}}
 {{- $tls := .Values.tls -}}
 {{- if and (eq $tls.mode "none") (not .Values.insecure) -}}
-{{- $out = append $out "tls.mode is none, so nothing would be encrypted and nobody asked who he is: set tls.mode to secret, certManager or spiffe, or acknowledge it with insecure=true (docs/security.md)" -}}
+{{- $out = append $out "tls.mode is none, so nothing would be encrypted and nobody asked who he is: set tls.mode to secret, certManager or csi, or acknowledge it with insecure=true (docs/security.md)" -}}
 {{- end -}}
 {{- if eq $tls.mode "secret" -}}
 {{- range $part := list "coordinator" "agent" -}}
@@ -25,9 +25,9 @@
 {{- else if or $tls.secret.coordinator $tls.secret.agent -}}
 {{- $out = append $out (printf "tls.secret is given but tls.mode is %s: set tls.mode=secret, or leave tls.secret empty" $tls.mode) -}}
 {{- end -}}
-{{- if eq $tls.mode "certManager" -}}
+{{- if has $tls.mode (list "certManager" "csi") -}}
 {{- if not $tls.certManager.issuerName -}}
-{{- $out = append $out "tls.certManager.issuerName: name the Issuer or ClusterIssuer that signs, since tls.mode is certManager" -}}
+{{- $out = append $out "tls.certManager.issuerName: name the Issuer or ClusterIssuer that signs, since cert-manager is asked" -}}
 {{- end -}}
 {{- if le (include "kvdir.seconds" $tls.certManager.duration | int64) (include "kvdir.seconds" $tls.certManager.renewBefore | int64) -}}
 {{- $out = append $out (printf "tls.certManager.renewBefore: %s must be less than duration, %s, or certificates are renewed without end" $tls.certManager.renewBefore $tls.certManager.duration) -}}

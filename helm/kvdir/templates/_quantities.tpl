@@ -4,7 +4,7 @@
 {{- define "kvdir.bytes" -}}
 {{- $text := kindIs "float64" . | ternary (printf "%.0f" (float64 (default 0 .))) (toString .) -}}
 {{- $digits := regexFind "^[0-9]+(\\.[0-9]+)?" $text -}}
-{{- $units := dict "" 1 "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 -}}
+{{- $units := dict "" 1 "k" 1000 "K" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 -}}
 {{- $unit := trimPrefix $digits $text -}}
 {{- if or (not $digits) (not (hasKey $units $unit)) -}}
 {{- fail (printf "%q is not a quantity of bytes: write 512Mi, 4Gi or a number" $text) -}}

@@ -1,10 +1,30 @@
-{{/* Where certificates come from: tls.crt, tls.key and ca.crt in /etc/kvdir/tls, whatever the mode; the daemons follow changes of the files. */}}
+{{/* Where certificates come from: tls.crt, tls.key and ca.crt in /etc/kvdir/tls, whatever the mode; daemons follow changes of the files. */}}
 
 {{- define "kvdir.tls.serverName" -}}
 {{ default (include "kvdir.fullname" .) .Values.tls.serverName }}
 {{- end }}
 
-{{/* Call with (list . "coordinator"). */}}
+{{/* The DNS names that a certificate must hold. Call with (list . "coordinator"). */}}
+{{- define "kvdir.tls.dnsNames" -}}
+{{- $ := index . 0 -}}
+{{- $names := list (include "kvdir.tls.serverName" $) -}}
+{{- if eq (index . 1) "coordinator" -}}
+{{- range $service := list (include "kvdir.coordinator.name" $) (include "kvdir.coordinator.headless" $) -}}
+{{- $name := printf "%s.%s" $service $.Release.Namespace -}}
+{{- $names = append $names $name -}}
+{{- $names = append $names (printf "%s.svc" $name) -}}
+{{- $names = append $names (printf "%s.svc.%s" $name $.Values.clusterDomain) -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $names -}}
+{{- end }}
+
+{{/* Who it is, for a policy. Call with (list . "coordinator"). */}}
+{{- define "kvdir.tls.identity" -}}
+{{- $ := index . 0 -}}
+spiffe://{{ $.Values.tls.certManager.trustDomain }}/ns/{{ $.Release.Namespace }}/{{ include "kvdir.fullname" $ }}/{{ index . 1 }}
+{{- end }}
+
 {{- define "kvdir.tls.secretName" -}}
 {{- $ := index . 0 -}}
 {{- if eq $.Values.tls.mode "secret" -}}
@@ -14,16 +34,25 @@
 {{- end -}}
 {{- end }}
 
-{{/* Call with (list . "agent" "volume name" file mode). */}}
+{{/* Call with (list . "agent" "volume name" mode of files). With csi the identity ends in the node's name in the directory, so that
+   a policy can hold an agent to it: nodes = ["{node}"]. The driver expands ${...} itself. */}}
 {{- define "kvdir.tls.volume" -}}
 {{- $ := index . 0 -}}
-{{- if eq $.Values.tls.mode "spiffe" }}
+{{- if eq $.Values.tls.mode "csi" }}
 - name: {{ index . 2 }}
   csi:
-    driver: {{ $.Values.tls.spiffe.driver }}
+    driver: csi.cert-manager.io
     readOnly: true
     volumeAttributes:
-      {{ $.Values.tls.spiffe.driver }}/fs-group: {{ $.Values.agent.runAsUser | toString | quote }}
+      csi.cert-manager.io/issuer-name: {{ $.Values.tls.certManager.issuerName }}
+      csi.cert-manager.io/issuer-kind: {{ $.Values.tls.certManager.issuerKind }}
+      csi.cert-manager.io/issuer-group: {{ $.Values.tls.certManager.issuerGroup }}
+      csi.cert-manager.io/duration: {{ $.Values.tls.certManager.duration }}
+      csi.cert-manager.io/renew-before: {{ $.Values.tls.certManager.renewBefore }}
+      csi.cert-manager.io/dns-names: {{ include "kvdir.tls.dnsNames" (list $ (index . 1)) | fromJsonArray | join "," }}
+      csi.cert-manager.io/uri-sans: {{ include "kvdir.tls.identity" (list $ (index . 1)) }}/${POD_NAME}.${POD_UID}
+      csi.cert-manager.io/key-usages: digital signature,server auth,client auth
+      csi.cert-manager.io/fs-group: {{ eq (index . 1) "agent" | ternary $.Values.agent.runAsUser 65532 | toString | quote }}
 {{- else if ne $.Values.tls.mode "none" }}
 - name: {{ index . 2 }}
   secret:

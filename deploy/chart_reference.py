@@ -1,7 +1,7 @@
 """What of the chart is made: settings of the daemons into values.schema.json, values and their comments into README.md.
 
-    python helm/reference.py          write both
-    python helm/reference.py --check  exit 1 if one of them is out of date
+    python -m deploy.chart_reference          write both
+    python -m deploy.chart_reference --check  exit 1 if one of them is out of date
 
 Rules: values.yaml is read line by line, in the one style it is written in (a comment above each key, two spaces a level), so
 that nothing but kvdir itself has to be installed.
@@ -20,13 +20,13 @@ from kvdir.config import Setting, settings
 from kvdir.server.config import CoordinatorConfig
 from peer_agent.server.config import AgentConfig
 
-CHART = Path(__file__).parent / "kvdir"
+CHART = Path(__file__).resolve().parents[1] / "helm/kvdir"
 BEGIN, END = "<!-- values -->", "<!-- end of values -->"
 _KEY = re.compile(r"^(?P<indent> *)(?P<key>[A-Za-z]+):(?: (?P<default>.+))?$")
 
 _KINDS: dict[type, dict[str, Any]] = {
     bool: {"type": "boolean"},
-    int: {"anyOf": [{"type": "integer"}, {"type": "string", "pattern": "^[0-9.]+ ?([kKMGT]i?)?B?$"}]},
+    int: {"anyOf": [{"type": "integer"}, {"type": "string", "pattern": "^[0-9]+([.][0-9]+)? ?([KMGT]iB|[KMG]B)?$"}]},
     float: {"type": "number"},
     str: {"type": "string"},
     tuple: {
@@ -95,7 +95,7 @@ def main() -> int:
     stale = [path for path, text in texts.items() if path.read_text() != text]
     if "--check" in sys.argv[1:]:
         for path in stale:
-            print(f"{path.relative_to(CHART.parent.parent)} is out of date: run make docs and commit")  # noqa: T201
+            print(f"{path.relative_to(CHART.parent.parent)} is out of date: run make docs and commit")
         return 1 if stale else 0
     for path in stale:
         path.write_text(texts[path])
