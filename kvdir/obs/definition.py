@@ -10,12 +10,16 @@ from __future__ import annotations
 import enum
 import itertools
 import math
+import time
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from prometheus_client.core import Metric
 from prometheus_client.samples import Exemplar, Sample
+
+from kvdir.obs.trace import current_exemplar
 
 OTHER = "other"
 
@@ -133,6 +137,22 @@ class Buckets:
     counts: list[int]
     sum: float = 0.0
     exemplars: dict[int, Observed] = field(default_factory=dict)
+
+
+class Histogram(Buckets):
+    """Buckets with their bounds, for whoever is called some thousand times a second at most."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        super().__init__([0] * (len(bounds) + 1))
+        self._bounds = bounds
+
+    def add(self, value: float, count: int = 1) -> None:
+        """`count` observations of the same value."""
+        at = bisect_left(self._bounds, value)
+        self.counts[at] += count
+        self.sum += value * count
+        if (labels := current_exemplar()) is not None:
+            self.exemplars[at] = (labels, value, time.time())
 
 
 class Family(Metric):

@@ -8,10 +8,9 @@ add: a count that two threads make at the same instant may be lost, none is ever
 from __future__ import annotations
 
 import platform
-from bisect import bisect_left
 from collections.abc import Callable, Iterator
 
-from kvdir.obs.definition import Buckets, Family, Kind
+from kvdir.obs.definition import Family, Histogram, Kind
 from kvdir.obs.definitions import DEFINITIONS, family, tallied
 
 
@@ -23,9 +22,7 @@ class Tally:
         self._counts: dict[str, dict[tuple[str, ...], float]] = {name: {} for name in tallied(prefix)}
         self._reads: list[tuple[str, tuple[str, ...], Callable[[], float]]] = []
         self._buckets = {
-            name: Buckets([0] * (len(DEFINITIONS[name].buckets) + 1))
-            for name in self._counts
-            if DEFINITIONS[name].kind is Kind.HISTOGRAM
+            name: Histogram(DEFINITIONS[name].buckets) for name in self._counts if DEFINITIONS[name].kind is Kind.HISTOGRAM
         }
 
     def add(self, name: str, *labels: str, amount: float = 1) -> None:
@@ -50,10 +47,7 @@ class Tally:
 
     def observe(self, name: str, value: float) -> None:
         """Into a histogram without labels."""
-        full = f"{self._prefix}_{name}"
-        buckets = self._buckets[full]
-        buckets.counts[bisect_left(DEFINITIONS[full].buckets, value)] += 1
-        buckets.sum += value
+        self._buckets[f"{self._prefix}_{name}"].add(value)
 
     def families(self) -> Iterator[Family]:
         """One for every metric that it may have."""

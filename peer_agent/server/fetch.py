@@ -19,6 +19,7 @@ from peer_agent.core.effects import BlockState, Reserved
 from peer_agent.core.leases import AGENT
 from peer_agent.core.orders import Fetch, Outcome
 from peer_agent.core.records import BLOCK_RECORD
+from peer_agent.core.schedule import Priority
 from peer_agent.server.load import Load, ReaderCounters
 from peer_agent.server.owners import Source
 from peer_agent.server.peers import Peers
@@ -134,6 +135,11 @@ class Fetcher:
         if len(committed):
             node = reading.source.peer.node
             self._counters.sources.add(node, blocks=len(committed), bytes=len(committed) * load.block_bytes)
+        if load.priority is Priority.PREFETCH and len(committed):
+            brought = load.fingerprints.select(np.array(reading.fetch.positions, np.intp)[committed].tolist())
+            self._counters.tally.prefetched.bring(load.namespace_digest, brought, block_bytes=load.block_bytes)
+        elif reading.needless or self._clock() > load.until_s:
+            self._counters.tally.unwanted_bytes += len(committed) * load.block_bytes
         self._counters.hedged_bytes += (int(np.count_nonzero(arrived)) - len(committed)) * load.block_bytes
         if outcome is None or outcome.settled.done():
             self._store.abort(number, session=AGENT)
@@ -191,6 +197,7 @@ class Fetcher:
         than was predicted had no chance; blocks that it did not have say nothing about its bandwidth.
         """
         peer, statuses = reading.source.peer, outcome.statuses
+        self._counters.tally.read(peer.plane, took_s=took_s, size_bytes=statuses.count(ReadStatus.OK) * block_bytes)
         if ReadStatus.PEER_LOST in statuses:
             self._peers.lost(peer)
             return

@@ -11,6 +11,8 @@ import numpy as np
 from kvdir.core.event import READ_SOURCES, ReadFigures
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import NodeTrust
+from kvdir.obs.definition import Histogram
+from kvdir.obs.labels import RATIO_BUCKETS
 from peer_agent.core.cost import Recompute
 from peer_agent.core.effects import LoadStatus
 from peer_agent.core.nominees import Claim
@@ -18,7 +20,7 @@ from peer_agent.core.plan import ReadPlan
 from peer_agent.core.read_sources import ReadSources
 from peer_agent.core.records import BLOCK_RECORD
 from peer_agent.core.schedule import Priority
-from peer_agent.server.ratios import Ratios
+from peer_agent.server.load_tally import LoadTally
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,8 @@ class ReaderCounters:
     waited: int = 0
     saved_s: float = 0.0
     spent_s: float = 0.0
-    predictions: Ratios = field(default_factory=Ratios)  # of whole loads: took / predicted
+    predictions: Histogram = field(default_factory=lambda: Histogram(RATIO_BUCKETS))  # of whole loads: took / predicted
+    tally: LoadTally = field(default_factory=LoadTally)
     sources: ReadSources = field(default_factory=ReadSources)
 
     def figures(self) -> ReadFigures:

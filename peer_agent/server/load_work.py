@@ -136,6 +136,7 @@ class LoadWork:
         load.answered_s = load.answered_s or now_s
         right, wrong = source.held(load.block_bytes)
         stale = plan.answered(ask, right, refused=wrong, now_s=now_s)
+        self._counters.tally.answered(ask.node.age_s, held=len(right), stale=len(stale))
         self._owners.report_stale(load, source, stale)
         self._sources[ask.number] = source
         if self.answered.is_set():

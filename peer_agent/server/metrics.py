@@ -134,6 +134,10 @@ class AgentCollector:
             ("spent_seconds", counters.spent_s),
         ):
             yield value(f"peer_agent_{name}_total", amount)
+        races = self._races
+        questions = races.questions + races.hedges + races.moved_on if races is not None else 0
+        yield from counters.tally.families(questions=questions, hedged_bytes=counters.hedged_bytes)
+        yield value("peer_agent_fallback_peers", self._peers.fallbacks)
         yield value("peer_agent_net_gain_seconds", counters.saved_s - counters.spent_s)
         yield from self._predictions()
         yield value("peer_agent_flight_bytes", self._turns.in_flight_bytes)

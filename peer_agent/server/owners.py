@@ -88,6 +88,7 @@ class Owners:
 
     async def _lock(self, load: Load, ask: Ask, peer: Peer, asked: Fingerprints) -> LockAnswer:
         began_s = self._clock()
+        self._counters.tally.locks += 1
         try:
             answer = await peer.lock(
                 load.namespace_digest,
@@ -110,6 +111,7 @@ class Owners:
         if not stale or self.directory is None:
             return
         gone, answer = load.fingerprints.select(stale), source.answer
+        self._counters.tally.reports += 1
         report = self.directory.report_stale(
             load.namespace_digest, gone, node=source.peer.node, epoch=answer.epoch, owner_seq=answer.owner_seq
         )
@@ -128,4 +130,5 @@ class Owners:
     def unlock(self, source: Source) -> None:
         """The owner may reuse the blocks."""
         if source.answer.lock and source.peer.unlock_soon(source.answer.lock):
+            self._counters.tally.unlocks += 1
             self._tasks.start(source.peer.flush_unlocks(), name="unlock")

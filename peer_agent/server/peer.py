@@ -57,7 +57,7 @@ class LockAnswer:
 class Peer:
     """One connected peer. `broken` once anything on it failed; then `Peers` makes a new one.
 
-    generation: of the certificate that we showed.
+    generation: of the certificate that we showed. fallback: plane is not the first one that both sides have.
     """
 
     def __init__(
@@ -70,6 +70,7 @@ class Peer:
         *,
         plane: str,
         same_host: bool,
+        fallback: bool = False,
         generation: int = 0,
     ) -> None:
         self.node = node
@@ -77,6 +78,7 @@ class Peer:
         self.epoch: int = hello.epoch
         self.plane = plane
         self.same_host = same_host
+        self.fallback = fallback
         self.generation = generation
         self.broken = False
         self.lates = 0

@@ -26,6 +26,8 @@ from dataclasses import dataclass
 import grpc.aio
 
 from kvdir.location import NodeTrust
+from kvdir.obs.definition import Histogram
+from kvdir.obs.labels import RATIO_BUCKETS
 from kvdir.obs.logs import say
 from kvdir.obs.spans import Kind, span
 from kvdir.rpc.channel import client_options
@@ -33,7 +35,6 @@ from kvdir.rpc.tls import PLAINTEXT, Dialer
 from peer_agent.core.figures import Figures
 from peer_agent.core.nominees import PeerFigures
 from peer_agent.server.peer import Peer, PeerFailure, say_hello
-from peer_agent.server.ratios import Ratios
 from peer_agent.server.tasks import OwnedTasks
 from peer_agent.server.turns import Turns
 from peer_agent.transport.base import Connection, Transport
@@ -101,7 +102,7 @@ class Peers:
         self._breaker_max_s = breaker_max_s
         self._turns = turns
         self._learnt = Figures()
-        self.predictions: dict[str, Ratios] = {plane.name: Ratios() for plane in planes}  # of reads, by plane
+        self.predictions = {plane.name: Histogram(RATIO_BUCKETS) for plane in planes}  # of reads
         self._tasks = tasks
         self._clock = clock
         self._peers: dict[str, Peer] = {}
@@ -208,6 +209,11 @@ class Peers:
                 counts[peer.plane] = counts.get(peer.plane, 0) + 1
         return counts
 
+    @property
+    def fallbacks(self) -> int:
+        """Connected peers that are reached by another plane than the first that both sides have."""
+        return sum(peer.fallback and not peer.broken for peer in list(self._peers.values()))
+
     async def close(self) -> None:
         for task in list(self._connecting.values()):
             task.cancel()
@@ -266,7 +272,8 @@ class Peers:
                 plane, connection = await self._open_plane(hello, until_s=until_s)
             return Peer(
                 node.node, node.peer_address, channel, hello, connection,
-                plane=plane.name, same_host=plane.capabilities().same_host_only, generation=generation,
+                plane=plane.name, same_host=plane.capabilities().same_host_only,
+                fallback=plane.name != self._first(hello), generation=generation,
             ), round_trip_s  # fmt: skip
         except TimeoutError as error:
             await channel.close()
@@ -289,6 +296,11 @@ class Peers:
             except (OSError, ValueError) as error:  # ConnectionError, or we are out of descriptors
                 reasons.append(f"{plane.name}: {error}")
         raise PeerFailure(f"{hello.node}: no common data plane ({'; '.join(reasons)})")
+
+    def _first(self, hello: peer_pb2.HelloResponse) -> str:
+        """The plane that we would use, were there nothing against it."""
+        offered = {offer.transport for offer in hello.transports}
+        return next((plane.name for plane in self._planes if plane.name in offered), "")
 
     def _avoided(self, path: tuple[str, int, str]) -> bool:
         losses = self._losses.get(path)

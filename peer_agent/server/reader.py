@@ -73,6 +73,7 @@ class Reader:
     ) -> None:
         self.counters = ReaderCounters()
         self._store = store
+        store.told = self.counters.tally.prefetched.follow
         self._peers = peers
         self._directory = directory
         self._node = node
@@ -119,13 +120,16 @@ class Reader:
             plan=ReadPlan(len(fingerprints), terms),
             records=bytearray(BLOCK_RECORD_BYTES * len(fingerprints)),
         )
-        load.plan.hold(self._fetcher.lock_here(load, range(len(fingerprints))), LoadStatus.HIT_LOCAL)
+        here = self._fetcher.lock_here(load, range(len(fingerprints)))
+        load.plan.hold(here, LoadStatus.HIT_LOCAL)
+        if priority is Priority.LOAD:
+            self.counters.tally.prefetched.use(namespace_digest, fingerprints.select(here))
         if load.plan.remaining and not local_only and self._directory is not None:
             with self._turns.bringing(priority):
                 await self._bring(load)
         spent_s = self._clock() - terms.began_s
         load.net_gain_s = load.plan.net_gain_s(spent_s)
-        self._count(load, spent_s=spent_s)
+        self._count(load, spent_s=spent_s, block_tokens=namespace.block_tokens)
         if log.isEnabledFor(logging.DEBUG):
             say(log, logging.DEBUG, "load", number=load.number, priority=priority.name, explanation=explanation_json(load))
         return load
@@ -200,9 +204,17 @@ class Reader:
         load.plan.nominate(claims, me=self._node, figures=partial(self._peers.figures, besides=load.number))
         return True
 
-    def _count(self, load: Load, *, spent_s: float) -> None:
+    def _count(self, load: Load, *, spent_s: float, block_tokens: int) -> None:
         counters, plan = self.counters, load.plan
         counters.loads += 1
+        counters.tally.load(
+            plan,
+            load.priority,
+            asked=bool(load.asked_s),
+            spent_s=spent_s,
+            block_tokens=block_tokens,
+            block_bytes=load.block_bytes,
+        )
         counters.hedges += plan.hedges
         counters.hedges_won += plan.hedges_won
         results = plan.results

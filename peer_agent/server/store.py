@@ -61,6 +61,8 @@ class Store:
         self._max_fingerprints = max_fingerprints
         self._mint = mint
         self._done: dict[int, asyncio.Event] = {}
+        self.told: Callable[[Event], None] = lambda _: None
+        """Of every block in memory that comes or goes, whatever the other ranks of its split hold."""
         inventory.tick(clock())  # so that the age of the first blocks counts from now
 
     def add(self, namespace: Namespace, table: SlotTable) -> None:
@@ -304,6 +306,7 @@ class Store:
 
     def _publish_all(self, events: Iterable[Event]) -> None:
         for event in events:
+            self.told(event)
             self.publish(event)
 
     def _end(self, ended: Ended) -> Ended:

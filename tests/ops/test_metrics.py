@@ -1,0 +1,204 @@
+"""What both daemons expose is what definitions.py declares, within its bounds, and as Prometheus wants it."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import urllib.request
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families
+
+from kvdir.core.directory import Directory, Limits
+from kvdir.index import Sketch, open_index
+from kvdir.obs import definitions
+from kvdir.obs.definition import OTHER, Definition, Exposer, Kind
+from kvdir.obs.exposition import OPENMETRICS, TEXT, render
+from kvdir.obs.labels import MAX_NODES
+from kvdir.obs.metrics import CoordinatorMetrics
+from kvdir.server.app import build_shared
+from kvdir.server.config import CoordinatorConfig
+from kvdir.server.serve import running
+from kvdir.store.memory import MemoryBlockStore
+from kvdir.testing.many_nodes import fill, many_namespaces
+from kvdir.testing.prometheus_servers import program
+from kvdir.testing.served import FAST_CONFIG, serving
+from kvdir.testing.wait import eventually
+from peer_agent.testing.cluster import LocalCluster, local_cluster
+
+TIMEOUT_S = 30.0
+
+
+async def scrape(address: str, accept: str = "") -> str:
+    request = urllib.request.Request(f"http://{address}/metrics", headers={"Accept": accept} if accept else {})
+    answer = await asyncio.to_thread(urllib.request.urlopen, request, timeout=TIMEOUT_S)
+    with answer:
+        text: str = answer.read().decode()
+    return text
+
+
+def problems(text: str) -> str:
+    """What promtool has to say."""
+    return subprocess.run([program("promtool"), "check", "metrics"], input=text, capture_output=True, text=True).stderr
+
+
+def exposed(text: str) -> dict[str, Any]:
+    """Families by the names of the definitions."""
+    return {
+        family.name + ("_total" if family.type == "counter" else ""): family for family in text_string_to_metric_families(text)
+    }
+
+
+def differences(text: str, exposer: Exposer, *, without: frozenset[str] = frozenset()) -> list[str]:
+    """Where the exposition and the table part. without: groups that are not switched on."""
+    families, faults = exposed(text), []
+    wanted = {
+        metric.name: metric
+        for group in definitions.GROUPS
+        if exposer in group.exposers and group.title not in without
+        for metric in group.metrics
+    }
+    faults += [f"{name} is exposed and not declared" for name in families.keys() - wanted.keys()]
+    faults += [f"{name} is declared and not exposed" for name in wanted.keys() - families.keys()]
+    for name, family in families.items():
+        if name in wanted:
+            faults += _against(wanted[name], family)
+    return sorted(faults)
+
+
+def _against(definition: Definition, family: Any) -> list[str]:
+    faults = []
+    if family.type != ("gauge" if definition.kind is Kind.INFO else definition.kind.value):
+        faults.append(f"{definition.name} is a {family.type}")
+    if len(family.samples) > definition.series_at_most:
+        faults.append(f"{definition.name} has {len(family.samples)} series")
+    known = [label for label in definition.labels if label.values]
+    for sample in family.samples:
+        if set(sample.labels) - {"le"} != {label.name for label in definition.labels}:
+            faults.append(f"{definition.name} has labels {sorted(sample.labels)}")
+        faults += [f"{definition.name}: {sample.labels}" for label in known if sample.labels[label.name] not in label.values]
+    if known and len(known) == len(definition.labels) and not family.samples:
+        faults.append(f"{definition.name} does not begin at 0")
+    return faults
+
+
+async def test_coordinator_exposes_what_is_declared_when_everything_is_on() -> None:
+    async with serving(replace(FAST_CONFIG, lookup_workers=1, quota=("none=1GiB",))) as served:
+        text = await scrape(served.http)
+    assert differences(text, Exposer.COORDINATOR) == []
+    assert problems(text) == ""
+
+
+async def test_coordinator_on_a_shared_store_exposes_what_is_declared() -> None:
+    config = CoordinatorConfig(listen="127.0.0.1:0", http_listen="127.0.0.1:0", store="redis://127.0.0.1:1")
+    shared = build_shared(config, MemoryBlockStore())
+    await shared.open()
+    try:
+        async with running(shared) as bound:
+            text = await scrape(bound.http)
+    finally:
+        await shared.close()
+    assert differences(text, Exposer.STORE) == []
+    assert problems(text) == ""
+
+
+async def test_agent_exposes_what_is_declared_when_it_has_loaded_from_a_peer(tmp_path: Path) -> None:
+    async with local_cluster(
+        tmp_path,
+        "owner",
+        "reader",
+        transports=("tcp",),
+        http_listen="127.0.0.1:0",
+        replica=True,
+        engine=("vllm=tcp://127.0.0.1:1", "model=test", "hash=opaque", "seed=1"),
+    ) as cluster:
+        await _load(cluster)
+        text = await scrape(cluster.agents["reader"].ready.http)
+    assert differences(text, Exposer.AGENT) == []
+    assert problems(text) == ""
+    samples = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    tokens = 20 * cluster.blocks.namespace.block_tokens
+    assert samples["peer_agent_loaded_tokens_total", "peer"] == tokens
+    assert samples["peer_agent_owner_blocks_total", "held"] == 20
+    assert samples["peer_agent_used_entry_age_seconds_count",] == 20
+    assert samples["peer_agent_read_bytes_total", "tcp"] == 20 * cluster.blocks.namespace.block_bytes
+    assert samples["peer_agent_read_duration_seconds_count", "tcp"] >= 1
+    assert samples["peer_agent_load_duration_seconds_count", "load"] == 1
+    assert samples["peer_agent_metadata_calls_total", "lock"] == 1
+    assert samples["peer_agent_fallback_peers",] == 0
+
+
+async def _load(cluster: LocalCluster) -> None:
+    fingerprints = cluster.blocks.chain(20)
+    writer, reader = await cluster.engine("owner"), await cluster.engine("reader")
+    await writer.store(fingerprints, cluster.blocks.data(fingerprints))
+    await cluster.wait_known("owner")
+    await reader.load(fingerprints, into=cluster.blocks.room(fingerprints))
+
+
+async def test_prefetched_blocks_count_as_used_when_a_load_finds_them(tmp_path: Path) -> None:
+    async with local_cluster(tmp_path, "owner", "reader", transports=("tcp",)) as cluster:
+        fingerprints = cluster.blocks.chain(20)
+        writer, reader = await cluster.engine("owner"), await cluster.engine("reader")
+        await writer.store(fingerprints, cluster.blocks.data(fingerprints))
+        await cluster.wait_known("owner")
+        await reader.prefetch(fingerprints, deadline_s=TIMEOUT_S)
+        tally = cluster.agents["reader"].reader.counters.tally
+        await eventually(lambda: tally.prefetched.brought == 20)
+        await reader.load(fingerprints.select(range(5)), into=cluster.blocks.room(fingerprints.select(range(5))))
+        assert (tally.prefetched.brought, tally.prefetched.used, tally.prefetched.unused) == (20, 5, 0)
+        cluster.agents["reader"].store.discard(cluster.blocks.namespace.digest, fingerprints.select(range(15)))
+        assert (tally.prefetched.used, tally.prefetched.unused) == (5, 10)
+        assert tally.prefetched.unused_bytes == 10 * cluster.blocks.namespace.block_bytes
+
+
+def crowded(nodes: int) -> CoordinatorMetrics:
+    directory = Directory(open_index(seed=1), Sketch, Limits(), now_s=0.0)
+    fill(directory, nodes=nodes, namespaces=many_namespaces(500, tenants=100), now_s=0.0)
+    metrics = CoordinatorMetrics()
+    for number in range(200):
+        metrics.calls.began(f"Method{number}")
+        metrics.calls.ended(f"Method{number}", f"CODE{number % 20}", 0.01)
+        directory.ingest.rejected[f"reason-{number}"] += 1
+        metrics.tally.add("auth_refused_total", f"reason-{number}")
+    for _ in metrics.gather(directory, now_s=1.0):
+        pass
+    return metrics
+
+
+def test_series_stay_within_the_bound_when_a_fleet_is_larger_than_any() -> None:
+    text = render(crowded(2_000).collect(), TEXT).decode()
+    families = exposed(text)
+    assert sum(len(family.samples) for family in families.values()) <= 7_000
+    ages = {sample.labels["node"] for sample in families["kvdir_stream_age_seconds"].samples}
+    assert len(ages) == MAX_NODES + 1
+    assert OTHER in ages
+    assert {f"node-{number:05d}" for number in range(0, 2_000, 10)} <= ages, "those in trouble come first"
+    streams = {sample.labels["state"]: sample.value for sample in families["kvdir_streams"].samples}
+    assert sum(streams.values()) == 2_000
+    missing = families["kvdir_stream_missing_events"].samples
+    assert sum(sample.value for sample in missing) >= 200, "the sum over nodes is that of all of them"
+
+
+@pytest.mark.parametrize("nodes", [1, 100])
+def test_openmetrics_say_the_same_when_a_scraper_accepts_them(nodes: int) -> None:
+    metrics = crowded(nodes)
+    plain = [
+        (sample.name, sample.labels, sample.value)
+        for family in text_string_to_metric_families(render(metrics.collect(), TEXT).decode())
+        for sample in family.samples
+    ]
+    opened = [
+        (sample.name, sample.labels, sample.value)
+        for family in parse_openmetrics(render(metrics.collect(), OPENMETRICS).decode())
+        for sample in family.samples
+    ]
+    assert plain == opened
