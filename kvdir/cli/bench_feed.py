@@ -22,8 +22,6 @@ from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
-import grpc.aio
-
 from kvdir.cli.bench_ingest import DIGEST, EPOCH, Acked, hello_message
 from kvdir.cli.bench_process import CoordinatorProcess, coordinator_process, cpu_s
 from kvdir.client.replica import Replica
@@ -33,6 +31,7 @@ from kvdir.index import RegionError, RegionReader
 from kvdir.location import Tier
 from kvdir.rpc.channel import client_options, wait_ready
 from kvdir.rpc.event_codec import encode_batch
+from kvdir.rpc.tls import PLAINTEXT
 from kvdir.v1 import events_pb2
 
 __all__ = ["run_feed_bench"]
@@ -155,7 +154,7 @@ async def _publish(coordinator: CoordinatorProcess, size: int, seconds: float, m
     events = int(seconds * BLOCKS_PER_S / size)
     filler = os.urandom((size - 1) * EVENT_WIDTH * events)
     options = client_options()
-    async with grpc.aio.insecure_channel(coordinator.address, options=options) as channel:
+    async with PLAINTEXT.aio(coordinator.address, options=options) as channel:
         await wait_ready(channel, target=coordinator.address, timeout_s=5.0)
         call: Any = channel.stream_stream(
             "/kvdir.v1.Events/Publish", request_serializer=None, response_deserializer=events_pb2.PublishResponse.FromString

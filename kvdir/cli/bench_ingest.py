@@ -27,6 +27,7 @@ from kvdir.index import Sketch, open_index
 from kvdir.location import Tier
 from kvdir.rpc.channel import client_options, wait_ready
 from kvdir.rpc.event_codec import decode_events, encode_batch, encode_hello
+from kvdir.rpc.tls import PLAINTEXT
 from kvdir.v1 import events_pb2
 
 __all__ = ["run_ingest_bench"]
@@ -82,7 +83,7 @@ async def _round(size: int, number: int, advance: Advance) -> tuple[float, float
 
 
 async def _feed(coordinator: CoordinatorProcess, messages: list[bytes]) -> tuple[float, float]:
-    async with grpc.aio.insecure_channel(coordinator.address, options=client_options()) as channel:
+    async with PLAINTEXT.aio(coordinator.address, options=client_options()) as channel:
         await wait_ready(channel, target=coordinator.address, timeout_s=5.0)
         call: Any = channel.stream_stream(
             "/kvdir.v1.Events/Publish",

@@ -15,8 +15,6 @@ import sys
 import time
 from typing import Any
 
-import grpc
-import grpc.aio
 import msgspec
 
 from kvdir.cli.bench_process import cpu_s
@@ -25,6 +23,7 @@ from kvdir.core.answer import LookupMode
 from kvdir.fingerprint import Fingerprints
 from kvdir.rpc.channel import client_options
 from kvdir.rpc.lookup_codec import encode_lookup_request
+from kvdir.rpc.tls import PLAINTEXT
 from kvdir.v1 import directory_pb2
 
 PER_MESSAGE = 16
@@ -79,7 +78,7 @@ async def _calls(plan: Plan, stack: contextlib.AsyncExitStack) -> list[Any]:
     for _ in range(TRIES):
         if not any(wanted.values()):
             return calls
-        channel = grpc.aio.insecure_channel(plan.address, options=options)
+        channel = PLAINTEXT.aio(plan.address, options=options)
         call: Any = channel.stream_stream(METHOD)()
         process = str(dict(await call.initial_metadata()).get("kvdir-process"))
         if wanted.get(process):

@@ -1,7 +1,8 @@
 """Options of channels and servers, in one place: keepalive, message sizes, ports, and a connect that has a deadline.
 
 Why these values: gRPC's defaults keep a dead connection for ever (client keepalive off), answer frequent pings with GOAWAY,
-share ports silently (so_reuseport), and take 20 s to give up a connect. Facts: grpc keepalive.md; grpc core's channel args.
+share ports silently (so_reuseport), take 20 s to give up a connect, and wait 120 s for a handshake. Facts: grpc keepalive.md;
+grpc core's channel args.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ def server_options(*, max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES, share_
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
         ("grpc.so_reuseport", int(share_port)),
+        ("grpc.server_handshake_timeout_ms", 10_000),
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),

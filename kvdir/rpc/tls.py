@@ -45,12 +45,13 @@ RETRY_S = 5.0
 class Credentials:
     """Three files and their newest good content. Thread-safe. Raises ConfigError at first only; arguments: read_certificate.
 
-    generation: goes up with each renewal. failure: why changed files are not used yet, in words.
+    clock: unix time. generation: goes up with each renewal. failure: why changed files are not used yet, in words.
     """
 
     def __init__(
         self, files: TlsFiles, *, server: bool = False, names: Sequence[str] = (), perhaps: Sequence[str] = ()
     ) -> None:
+        self.clock = time.time
         self.files = files
         self.generation = 0
         self.failure = ""
@@ -89,7 +90,7 @@ class Credentials:
 
     def fault(self) -> str:
         """Why nobody can connect any more, in words; empty while they can."""
-        late_s = time.time() - self.current(within_s=LOOK_S).expires_unix_s
+        late_s = self.clock() - self.current(within_s=LOOK_S).expires_unix_s
         if late_s <= 0:
             return ""
         return f"tls_cert: {self.files.certificate} expired {late_s:.0f} s ago: {self.failure or 'renew it'}"
@@ -97,7 +98,7 @@ class Credentials:
     def remark(self) -> str:
         """What is going to be a fault, in words: files that cannot be used, an end that is near."""
         found = self.current(within_s=LOOK_S)
-        left_s = found.expires_unix_s - time.time()
+        left_s = found.expires_unix_s - self.clock()
         said = [f"renewed certificates are not used: {self.failure}"] if self.failure else []
         if 0 < left_s < SOON_S:
             said.append(f"tls_cert: {self.files.certificate} expires in {left_s / 3600:.1f} h")

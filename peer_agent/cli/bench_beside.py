@@ -19,11 +19,11 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
-import grpc.aio
 import numpy as np
 import uvloop
 
 from kvdir.fingerprint import Fingerprints
+from kvdir.rpc.tls import PLAINTEXT
 from peer_agent.cli.bench_nodes import Nodes, bench_nodes, blocks_of, cpu_s
 from peer_agent.client import aio
 from peer_agent.core.effects import LoadStatus
@@ -103,7 +103,7 @@ async def _prefetching(nodes: Nodes, wanted: Fingerprints) -> AsyncIterator[Call
 
     async def again_and_again() -> None:
         nonlocal arrived
-        async with grpc.aio.insecure_channel(str(nodes.agents["reader"].ready["engine"])) as channel:
+        async with PLAINTEXT.aio(str(nodes.agents["reader"].ready["engine"]), options=()) as channel:
             stub = engine_pb2_grpc.EngineStub(channel)
             begun = await _came(stub)
             while True:

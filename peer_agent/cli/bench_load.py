@@ -24,7 +24,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import grpc.aio
 import numpy as np
 import uvloop
 
@@ -32,6 +31,7 @@ from kvdir.client.aio import DirectoryClient
 from kvdir.fingerprint import Fingerprints
 from kvdir.rpc.channel import client_options
 from kvdir.rpc.lookup_codec import encode_fingerprints
+from kvdir.rpc.tls import PLAINTEXT
 from peer_agent import _native
 from peer_agent.cli.bench_nodes import READY_S, Nodes, bench_nodes, blocks_of
 from peer_agent.client import aio
@@ -254,7 +254,7 @@ async def _outside(nodes: Nodes, case: Case) -> AsyncIterator[Outside]:
         directory = await stack.enter_async_context(DirectoryClient(nodes.coordinator))
         owners = []
         for name in [name for name in nodes.agents if name != "reader"]:
-            channel = grpc.aio.insecure_channel(str(nodes.agents[name].ready["peer"]), options=client_options())
+            channel = PLAINTEXT.aio(str(nodes.agents[name].ready["peer"]), options=client_options())
             stub = peer_pb2_grpc.PeerStub(await stack.enter_async_context(channel))
             hello = await stub.Hello(peer_pb2.HelloRequest(protocol_version=1, node="outside", transports=[case.plane]))
             (offer,) = [item for item in hello.transports if item.transport == case.plane]
