@@ -24,6 +24,7 @@ import grpc.aio
 from kvdir.errors import DeadlineExceeded, KvdirError, Overloaded, Unavailable
 from kvdir.location import PROTOCOL_VERSION
 from kvdir.obs.spans import NO_TRACER, NOTHING, AnySpan, Kind, Tracer, rpc_span
+from kvdir.rpc.caller import caller
 from kvdir.rpc.interceptors import CallObserver, request_id_here
 from kvdir.rpc.status import grpc_code, words
 from kvdir.server.lookup_source import LookupSource
@@ -105,6 +106,7 @@ class _Stream:
     def __init__(self, streams: LookupStreams, context: Any) -> None:
         self._streams = streams
         self._context = context
+        self._caller = caller()
         self._out = directory_pb2.LookupStreamResponse()
         self._written = asyncio.Event()
         self._written.set()
@@ -158,6 +160,7 @@ class _Stream:
         try:
             if time.perf_counter() - arrived_s >= limit_s:
                 raise DeadlineExceeded(f"its turn came after its deadline of {limit_s:.3g} s")
+            self._caller.request()
             answer = self._streams.source.lookup(item.lookup)
         except Exception as error:
             self._refuse(item.id, error, arrived_s, span)
