@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,9 +17,10 @@ from kvdir.server.config import CoordinatorConfig
 from kvdir.server.rights import RIGHTS
 from kvdir.testing.certificates import shared_certificates
 from kvdir.testing.served import Served
-from kvdir.testing.tenants import POLICY, hear, secured, secured_serving
-from kvdir.v1 import common_pb2
+from kvdir.testing.tenants import POLICY, dialer, hear, secured, secured_serving
+from kvdir.v1 import common_pb2, directory_pb2
 
+STREAMED = directory_pb2.LookupStreamRequest(lookups=[directory_pb2.StreamedLookup(id=1, deadline_ms=9000)])
 NOTHING = common_pb2.Fingerprints()
 """Encodes to no bytes: an empty request of any method."""
 ROLES = {"agent-a": Role.AGENT, "engine-a": Role.ENGINE, "router": Role.ROUTER, "admin": Role.ADMIN}
@@ -82,3 +84,25 @@ def test_nothing_starts_when_the_policy_cannot_be_used(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'king' is unknown"):
         build_coordinator(secured(tmp_path, POLICY.replace('"router"]', '"king"]')))
     assert any("needs tls_cert" in fault for fault in CoordinatorConfig(policy=secured(tmp_path).policy).faults())
+
+
+async def test_one_identity_is_held_back_and_others_are_not_when_there_are_limits(tmp_path: Path) -> None:
+    async with secured_serving(tmp_path, max_requests_per_s=0.01, max_streams_per_identity=1) as served:
+        gate = served.coordinator.gate
+        assert (await hear(served.address, "router", "/kvdir.v1.Admin/WhoAmI", NOTHING)).code == "OK"
+        refused = await hear(served.address, "router", "/kvdir.v1.Admin/WhoAmI", NOTHING)
+        assert (refused.code, "max_requests_per_s" in refused.details) == ("RESOURCE_EXHAUSTED", True)
+        trailing = dict(refused.trailing)
+        assert trailing["kvdir-code"] == "overloaded"
+        assert 0 < int(trailing["kvdir-retry-after-ms"]) <= 100_000
+        # One that is not held back, with a stream open, until it wants a second one.
+        async with dialer("engine-a").aio(served.address, options=()) as channel:
+            stream: Any = channel.stream_stream("/kvdir.v1.Directory/LookupStream")()
+            await stream.initial_metadata()
+            second = await hear(served.address, "engine-a", "/kvdir.v1.Directory/LookupStream", NOTHING)
+            assert second.code == "RESOURCE_EXHAUSTED"
+            await stream.write(STREAMED.SerializeToString())
+            answer = directory_pb2.LookupStreamResponse.FromString(await stream.read()).answers[0].lookup
+            assert answer.error.startswith("overloaded: engine-a asks more than 0.01 times a second")
+            stream.cancel()
+        assert gate.limited["rate"] >= 2

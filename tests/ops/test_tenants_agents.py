@@ -1,0 +1,98 @@
+"""Tenants at agents: what a foreign peer asks for is not there, and blocks move between those who may."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvdir.fingerprint import Fingerprints
+from kvdir.rpc.lookup_codec import encode_fingerprints
+from kvdir.testing.certificates import shared_certificates
+from kvdir.testing.tenants import POLICY, SALT, Said, hear, write_policy
+from peer_agent.core.effects import LoadStatus
+from peer_agent.testing import LocalCluster, local_cluster
+from peer_agent.testing.cluster import sample_namespace
+from peer_agent.v1 import engine_pb2, peer_pb2
+
+BLOCKS = 8
+ACME = sample_namespace(model="acme", tenant_salt=SALT)
+NOBODYS = dataclasses.replace(ACME, model="nobody")
+
+
+def files(name: str, policy: Path) -> dict[str, Any]:
+    found = shared_certificates().files(name)
+    return {"tls_cert": found.certificate, "tls_key": found.key, "tls_ca": found.ca, "policy": str(policy)}
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[LocalCluster]:
+    """Agents a (acme's, as agent-a) and b, both serving acme's namespace; a holds BLOCKS blocks. The policy knows b only as of
+    no tenant. Sockets' paths end at 107 bytes, so their directory is short.
+    """
+    with tempfile.TemporaryDirectory(prefix="kvdir-") as path:
+        policy = Path(path) / "policy.toml"
+        write_policy(policy, POLICY)
+        async with local_cluster(Path(path), namespace=ACME, transports=("tcp",), coordinator=False) as cluster:
+            await cluster.start_coordinator(**files("coordinator", policy))
+            await cluster.start_agent("a", **files("agent-a", policy))
+            writer = await cluster.engine("a")
+            fingerprints = cluster.blocks.chain(BLOCKS)
+            assert (await writer.store(fingerprints, cluster.blocks.data(fingerprints))).stored == BLOCKS
+            await cluster.wait_known("a")
+            yield cluster
+
+
+def lock(digest: bytes, fingerprints: Fingerprints) -> peer_pb2.LockRequest:
+    return peer_pb2.LockRequest(
+        namespace_digest=digest, fingerprints=encode_fingerprints(fingerprints), lease_ms=1000, reader="x"
+    )
+
+
+async def peer(cluster: LocalCluster, name: str, method: str, request: Any) -> Said:
+    return await hear(cluster.agents["a"].ready.peer, name, f"/peer_agent.v1.Peer/{method}", request)
+
+
+async def test_a_foreign_namespace_is_absent_when_a_peer_locks_in_it(cluster: LocalCluster) -> None:
+    fingerprints = cluster.blocks.chain(BLOCKS)
+    own = await peer(cluster, "agent-a", "Lock", lock(ACME.digest, fingerprints))
+    assert peer_pb2.LockResponse.FromString(own.answers[0]).present == BLOCKS
+    foreign = await peer(cluster, "agent-b", "Lock", lock(ACME.digest, fingerprints))
+    absent = await peer(cluster, "agent-b", "Lock", lock(NOBODYS.digest, fingerprints))
+    assert foreign.of(ACME.digest, shown_as=NOBODYS.digest) == absent
+    assert (foreign.code, "acme" in foreign.details) == ("NOT_FOUND", False)
+    sample = await peer(cluster, "agent-b", "Sample", peer_pb2.SampleRequest(max_blocks=4, max_bytes=2**20))
+    assert peer_pb2.SampleResponse.FromString(sample.answers[0]).lock == 0
+
+
+async def test_only_agents_are_peers_when_roles_are_given(cluster: LocalCluster) -> None:
+    for name in ("router", "engine-a", "admin"):
+        said = await peer(cluster, name, "Hello", peer_pb2.HelloRequest(protocol_version=1))
+        assert said.code == "PERMISSION_DENIED", name
+    engine = cluster.agents["a"].ready.engine
+    assert engine.startswith("unix:")
+    inventory = await hear(engine, "router", "/peer_agent.v1.Engine/Inventory", engine_pb2.InventoryRequest())
+    assert inventory.code == "OK", "over the socket of this host everybody is local"
+
+
+async def test_blocks_move_between_those_who_may_and_no_others_when_tenants_are_kept_apart(cluster: LocalCluster) -> None:
+    policy = Path(cluster.agents["a"].config.policy)
+    fingerprints, into = cluster.blocks.chain(BLOCKS), cluster.blocks.room(cluster.blocks.chain(BLOCKS))
+    await cluster.start_agent("b", **files("agent-b", policy))
+    result = await (await cluster.engine("b")).load(fingerprints, into=into, deadline_s=5.0)
+    assert result.count(LoadStatus.HIT_PEER) == 0
+    cluster.blocks.check(fingerprints, into, result)
+    # b is acme's, too, from now on: once all have read that, it is served.
+    allowed = POLICY.replace('tenants = ["none"]\nnodes = ["b"]', 'tenants = ["none", "acme"]\nnodes = ["b"]')
+    write_policy(policy, allowed)
+    engine = await cluster.engine("b")
+    async with asyncio.timeout(30):
+        while not (result := await engine.load(fingerprints, into=into, deadline_s=5.0)).count(LoadStatus.HIT_PEER):  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+    assert result.count(LoadStatus.HIT_PEER) == BLOCKS
+    cluster.blocks.check(fingerprints, into, result)
