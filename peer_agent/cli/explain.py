@@ -16,7 +16,9 @@ import click
 from kvdir.cli.main import AskingCommand
 from kvdir.cli.output import CommandFailed, emit, output_option, stack, table
 from kvdir.cli.query import client_options
+from kvdir.cli.request import request_options
 from kvdir.errors import InvalidInput, KvdirError, StaleEpoch
+from kvdir.obs import trace
 
 if TYPE_CHECKING:
     from kvdir.client.sync import Client
@@ -54,6 +56,7 @@ class Explained:
 @click.argument("fingerprints", nargs=-1)
 @click.option("--file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Packed fingerprints, as bytes.")
 @click.option("--width", type=click.Choice(["8", "16", "32"]), default="32", show_default=True, help="Of those in --file.")
+@request_options
 @output_option
 @client_options
 def explain(client: Client, namespace: str, fingerprints: tuple[str, ...], file: Path | None, width: str, output: str) -> None:
@@ -138,13 +141,27 @@ def ask_owners(client: Client, answer: Lookup, digest: bytes, asked: Fingerprint
     """Those named, in the order of answer.nodes; then the other live nodes, which may have what nobody claims."""
     from concurrent.futures import ThreadPoolExecutor
 
+    carried = trace.metadata()  # of this thread; those of the pool have none
     named = {trust.node for trust in answer.nodes}
     others = [view.trust for view in client.nodes() if view.trust.node not in named and view.trust.state.name != "FENCED"]
     with ThreadPoolExecutor(max_workers=8) as pool:
-        return list(pool.map(lambda trust: ask_owner(trust, digest, asked, client.dialer), [*answer.nodes, *others[:OTHERS]]))
+        return list(
+            pool.map(
+                lambda trust: ask_owner(trust, digest, asked, client.dialer, metadata=carried),
+                [*answer.nodes, *others[:OTHERS]],
+            )
+        )
 
 
-def ask_owner(trust: NodeTrust, digest: bytes, asked: Fingerprints, dialer: Dialer, *, timeout_s: float = 2.0) -> Owner:
+def ask_owner(
+    trust: NodeTrust,
+    digest: bytes,
+    asked: Fingerprints,
+    dialer: Dialer,
+    *,
+    metadata: trace.Metadata | None = None,
+    timeout_s: float = 2.0,
+) -> Owner:
     """What the node itself says about the whole list, also of blocks nobody claimed for it."""
     import grpc
 
@@ -165,7 +182,7 @@ def ask_owner(trust: NodeTrust, digest: bytes, asked: Fingerprints, dialer: Dial
             reader="kvdir explain",
         )
         try:
-            response = stub.Lock(request, timeout=timeout_s)
+            response = stub.Lock(request, timeout=timeout_s, metadata=metadata)
             if response.lock:
                 stub.Unlock(peer_pb2.UnlockRequest(locks=[response.lock]), timeout=timeout_s)
         except grpc.RpcError as error:
@@ -231,6 +248,7 @@ def _document(
     return {
         "asked": len(asked),
         "warming": answer.warming,
+        "trace_id": trace.trace_id(),
         "blocks": [
             {
                 "position": position,
@@ -287,8 +305,10 @@ def _view(
         )
         for owner in owners
     ]
-    caption = "the coordinator is warming: nodes may be missing from this" if answer.warming else ""
+    remarks = ["the coordinator is warming: nodes may be missing from this"] if answer.warming else []
+    if trace_id := trace.trace_id():
+        remarks.append(f"trace {trace_id}")
     return stack(
-        table(["# #", "fingerprint", "verdict", "claimed by", "why"], blocks, caption=caption),
+        table(["# #", "fingerprint", "verdict", "claimed by", "why"], blocks, caption="; ".join(remarks)),
         table(["node", "state", "heard #", "answered", "remarks"], nodes),
     )

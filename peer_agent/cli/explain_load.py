@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvdir.cli.output import emit, facts, output_option, stack, table
+from kvdir.cli.request import request_options
 from kvdir.config import show_bytes
 from kvdir.errors import InvalidInput, TooLarge, Unavailable
 
@@ -40,6 +41,7 @@ Story = Mapping[str, Any]
     show_default=True,
     help="What recomputing costs; 0: as the agent's namespace file says, else every hit is worth fetching.",
 )
+@request_options
 @output_option
 def explain(
     namespace: Path,
@@ -109,6 +111,7 @@ def explanation_view(document: Mapping[str, Any]) -> object:
     head = {
         "blocks": ", ".join(f"{count} {status}" for status, count in document["blocks"].items()) or "none",
         "predicted": _ms(document["predicted_us"]),
+        "trace": document["trace_id"] or "none",
         "took": _ms(document["took_us"]),
         "of that, the directory": _ms(document["lookup_us"]) if document["directory_reached"] else "not asked, or no answer",
         "prefill": f"{document['prefill_tokens_per_s']:,.0f} tokens/s" if document["prefill_tokens_per_s"] else "not known",

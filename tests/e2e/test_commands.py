@@ -143,7 +143,10 @@ def test_quota_is_empty_when_none_is_set(asking: Asking) -> None:
 
 def test_explain_asks_the_owners_for_every_block(asking: Asking) -> None:
     wanted = [STORED[3], STORED[15], fingerprints_of([7])[0]]
-    answer = asking.json("explain", NAMESPACE.digest.hex()[:6], *(item.hex() for item in wanted))
+    trace_id = "4bf92f3577b34da6a3ce929d0e0e4736"
+    named = ("--trace", f"00-{trace_id}-00f067aa0ba902b7-01", "--request-id", "mine")
+    answer = asking.json("explain", NAMESPACE.digest.hex()[:6], *(item.hex() for item in wanted), *named)
+    assert answer["trace_id"] == trace_id
     assert [block["verdict"] for block in answer["blocks"]] == ["hit", "hit", "miss"]
     assert answer["blocks"][1]["claims"] == {"node-0": ["cpu"]}
     assert answer["blocks"][1]["owners"] == {"node-0": "present", "node-1": "absent"}

@@ -25,6 +25,7 @@ from kvdir.obs.logs import say
 from peer_agent.client.device import DeviceBlocks
 from peer_agent.client.engine import Engine
 from peer_agent.client.results import LoadResult
+from peer_agent.client.tracing import named
 from peer_agent.connectors.vllm.connector_values import Blocks, SaveJob, StepPlan, StepReport
 from peer_agent.core.effects import LoadStatus
 from peer_agent.memory.device import DevicePool, Event
@@ -173,7 +174,8 @@ class WorkerHalf:
         for piece in blocks.pieces(group.engine.max_fingerprints):
             into = DeviceBlocks(group.pool, piece.block_ids, ready=load.ready)
             try:
-                result = group.engine.load(piece.fingerprints, into=into, deadline_s=load.until_s - time.monotonic())
+                with named("", load.request_id):
+                    result = group.engine.load(piece.fingerprints, into=into, deadline_s=load.until_s - time.monotonic())
             finally:
                 _await_idle(into)
             bad.update(piece.block_ids[position] for position in result.recompute)

@@ -28,6 +28,7 @@ import numpy as np
 from kvdir.fingerprint import Fingerprints
 from peer_agent.client.buffers import BlockRows
 from peer_agent.client.results import LoadResult, StoreResult
+from peer_agent.client.tracing import named
 from peer_agent.connectors.vllm.tier_keys import by_group
 from peer_agent.core.effects import LoadStatus
 
@@ -190,7 +191,8 @@ class Transfers:
                     return
                 positions = part.positions[start : start + count]
                 rows = BlockRows(self._pool, job.rows[positions])
-                result = session.load(part.fingerprints.slice(start, count), into=rows, deadline_s=self._load_s)
+                with named("", job.request_id):
+                    result = session.load(part.fingerprints.slice(start, count), into=rows, deadline_s=self._load_s)
                 hits = [place for place, status in enumerate(result.statuses) if LoadStatus(status).hit]
                 good.update(job.keys[positions[place]] for place in hits)
                 counts["moved_blocks"] += len(hits)
