@@ -1,7 +1,7 @@
 """Nothing that is secret leaves: real daemons at debug level, with marked secrets wherever one can come in.
 
-Looked through: logs, standard output, errors, metrics, probes, the page, explanations and spans; for each secret as it is, and in
-the writings in which bytes get about.
+Looked through: logs, standard output, errors, metrics, probes, the page, explanations and spans; for each secret as it is, and
+in the writings in which bytes get about.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import sys
 import tempfile
 import urllib.error
 import urllib.parse
@@ -17,16 +16,21 @@ import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import click
 import grpc
 import grpc.aio
 import pytest
+from click.testing import CliRunner
 
+from kvdir.cli.main import main as kvdir
 from kvdir.fingerprint import Fingerprints
 from kvdir.namespace import Namespace
 from kvdir.rpc.lookup_codec import encode_fingerprints
 from kvdir.testing.span_collector import SpanCollector
 from kvdir.testing.wait import eventually
+from peer_agent.cli.main import main as peer_agent
 from peer_agent.client import aio
 from peer_agent.testing import sample_namespace
 from peer_agent.testing.processes import ProcessCluster
@@ -114,27 +118,21 @@ async def cluster(heard: Heard) -> AsyncIterator[ProcessCluster]:
             assert heard.leaks() == []
 
 
-async def run(heard: Heard, name: str, *arguments: str) -> int:
-    """A command that is to end by itself, with all that it says."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-    )
-    async with asyncio.timeout(60):
-        told, _ = await process.communicate()
-    heard.add(name, told)
-    assert process.returncode is not None
-    return process.returncode
+def run(heard: Heard, name: str, *arguments: str, program: click.Command = kvdir) -> int:
+    """A command that ends by itself, with all that it says. It sets up no log: what daemons log is looked at elsewhere."""
+    with mock.patch("kvdir.obs.logs.configure"), mock.patch("peer_agent.cli.serve.configure"):
+        result = CliRunner().invoke(program, arguments)
+    heard.add(name, result.output)
+    heard.add(name, result.exception)
+    return result.exit_code
 
 
 async def test_no_secret_leaves_when_blocks_are_stored_loaded_lost_and_explained(
     cluster: ProcessCluster, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", f"authorization=Bearer%20{HEADER}")
-    policy = cluster.directory / "policy.toml"
-    (cluster.directory / "acme.salt").write_text(SALT)
-    policy.write_text('[tenants.acme]\nsalt_files = ["acme.salt"]\n[local]\nroles = ["engine", "admin"]\ntenants = ["*"]\n')
     with SpanCollector() as collector:
-        watched = ("--log-level", "debug", "--otlp-endpoint", collector.url, "--http-listen", "127.0.0.1:0", "--policy", str(policy))
+        watched = ("--log-level", "debug", "--otlp-endpoint", collector.url, "--http-listen", "127.0.0.1:0")
         coordinator = await cluster.start_coordinator(*watched, "--lookup-workers", "1", "--indexer-listen", "127.0.0.1:0")
         for node in ("owner", "reader"):
             await cluster.start_agent(node, coordinator, *watched, "--arena-bytes", "1MiB")
@@ -175,9 +173,9 @@ async def look_at_everything(cluster: ProcessCluster, heard: Heard) -> None:
     ready = cluster.children["coordinator"].ready
     question = json.dumps({"text": "cmpl-7"}).encode()
     heard.add("page by request id", await asyncio.to_thread(fetch, f"http://{ready['http']}/page/explain", question))
-    for command in ("status", "nodes", "namespaces", "views", "quota"):
-        arguments = ("-m", "kvdir", command, "--coordinator", ready["grpc"], "--output", "json")
-        heard.add(command, await run(heard, command, *arguments))
+    for command in ("status", "nodes", "trust", "quota"):
+        code = await asyncio.to_thread(run, heard, command, command, "--coordinator", ready["grpc"], "--output", "json")
+        assert code == 0, heard.places[command]
 
 
 async def provoke(cluster: ProcessCluster, heard: Heard, wanted: Fingerprints) -> None:
@@ -208,21 +206,21 @@ async def provoke(cluster: ProcessCluster, heard: Heard, wanted: Fingerprints) -
 
 
 @pytest.mark.parametrize("what", ["store", "store url", "key", "salt", "policy", "otlp"])
-async def test_no_secret_is_repeated_when_a_setting_with_it_is_wrong(what: str, heard: Heard, tmp_path: Path) -> None:
+def test_no_secret_is_repeated_when_a_setting_with_it_is_wrong(what: str, heard: Heard, tmp_path: Path) -> None:
     (tmp_path / "bad.pem").write_text(f"-----BEGIN PRIVATE KEY-----\n{PEM}\n-----END PRIVATE KEY-----\n")
     (tmp_path / "policy.toml").write_text(f'[tenants.acme]\nsalts = ["{SALT}"]\nsalt = "{SALT}"\n')
     (tmp_path / "namespace.json").write_text(json.dumps({"model": "m", "tenant": SALT, "tenant_salt": SALT}))
     bad = str(tmp_path / "bad.pem")
-    serve = ("-m", "kvdir", "serve", "--listen", "127.0.0.1:0", "--http-listen", "", "--log-level", "debug")
+    serve = ("serve", "--listen", "127.0.0.1:0", "--http-listen", "")
     arguments = {
         "store": (*serve, "--store", f"redis://user:{PASSWORD}@127.0.0.1:1/0", "--print-config"),
         "store url": (*serve, "--store", f"redis://user:{PASSWORD}@127.0.0.1:nonsense/0"),
         "key": (*serve, "--tls-cert", bad, "--tls-key", bad, "--tls-ca", bad),
-        "salt": ("-m", "peer_agent", "serve", "--namespaces", str(tmp_path / "namespace.json")),
+        "salt": ("serve", "--namespaces", str(tmp_path / "namespace.json")),
         "policy": (*serve, "--policy", str(tmp_path / "policy.toml")),
         "otlp": (*serve, "--otlp-endpoint", f"http://user:{PASSWORD}@127.0.0.1:4318"),
     }[what]
-    code = await run(heard, what, *arguments)
+    code = run(heard, what, *arguments, program=peer_agent if what == "salt" else kvdir)
     assert (code == 0) is (what == "store")
     assert len(heard.places[what]) > 40, "it said what is wrong"
     assert heard.leaks() == []
@@ -250,7 +248,7 @@ async def look_at_probes(cluster: ProcessCluster, heard: Heard) -> None:
     ready = cluster.children["coordinator"].ready
     for path in ("/metrics", "/readyz"):
         heard.add(path, await asyncio.to_thread(fetch, f"http://{ready['http']}{path}"))
-    await run(heard, "status", "-m", "kvdir", "status", "--coordinator", ready["grpc"], "--output", "json")
+    await asyncio.to_thread(run, heard, "status", "status", "--coordinator", ready["grpc"], "--output", "json")
 
 
 def test_leak_is_found_when_there_is_one(heard: Heard) -> None:
