@@ -49,7 +49,7 @@ class Served:
         self.indexer = bound.indexer
         self.health = bound.health
         self.dialer = Dialer.of(tls)
-        self.client = DirectoryClient(bound.grpc, deadline_s=5.0, tls=self.dialer)
+        self.client = DirectoryClient(bound.grpc, deadline_s=5.0, connect_timeout_s=5.0, tls=self.dialer)
 
     def rejected(self, reason: str) -> int:
         """Events skipped so far, by reason."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import kvdir
 from kvdir.config import load
 from kvdir.errors import ConfigError
 from kvdir.rpc import tls as tls_module
@@ -156,6 +158,19 @@ def test_unix_sockets_are_plain_when_everything_else_is_tls() -> None:
     dialer = Dialer.of(GOOD)
     assert dialer.secures("127.0.0.1:1")
     assert not dialer.secures("unix:/dev/shm/x.sock")
+
+
+def test_channels_and_ports_are_opened_in_one_place() -> None:
+    """Whoever opens one elsewhere forgets TLS. The health port is plaintext on purpose; tests and their helpers may."""
+    opens = re.compile(r"insecure_channel\(|secure_channel\(|add_insecure_port\(|add_secure_port\(")
+    root = Path(kvdir.__file__).parents[1]
+    found = {
+        str(path.relative_to(root))
+        for package in ("kvdir", "peer_agent")
+        for path in (root / package).rglob("*.py")
+        if "testing" not in path.parts and opens.search(path.read_text())
+    }
+    assert found == {"kvdir/rpc/tls.py", "kvdir/rpc/health_port.py"}
 
 
 TLS = {"tls_cert": "a", "tls_key": "b", "tls_ca": "c"}

@@ -19,6 +19,7 @@ import kvdir
 import peer_agent
 from kvdir.cli.main import main as kvdir_main
 from kvdir.client.aio import DirectoryClient
+from kvdir.client.sync import Client
 from kvdir.errors import ConfigError, Unavailable
 from kvdir.hashing import fingerprints
 from kvdir.rpc.certificates import TlsFiles
@@ -63,7 +64,7 @@ def channel_of(outsider: str, address: str) -> grpc.aio.Channel:
 async def refused(outsider: str, address: str, secure: bool = True) -> str:
     async with channel_of(outsider, address) as channel:
         with pytest.raises(Unavailable) as caught:
-            await wait_ready(channel, target=address, timeout_s=10, secure=secure)
+            await wait_ready(channel, target=address, timeout_s=20, secure=secure)
     return str(caught.value)
 
 
@@ -78,17 +79,32 @@ async def test_streams_lookups_and_questions_work_when_everybody_has_a_certifica
         node.store(BLOCKS)
         await node.synced()
         assert (await served.client.lookup(EXAMPLE_NAMESPACE.digest, BLOCKS)).hits == 10
-        async with DirectoryClient(served.address, tls=ADMIN, stream=False, deadline_s=10) as unary:
+        async with DirectoryClient(served.address, tls=ADMIN, stream=False, deadline_s=20, connect_timeout_s=20) as unary:
             assert (await unary.lookup(EXAMPLE_NAMESPACE.digest, BLOCKS)).hits == 10
             assert [view.trust.node for view in await unary.nodes()] == ["n1"]
 
         def blocking() -> list[int]:
-            with kvdir.connect(served.address, tls=ADMIN, deadline_s=10) as client:
+            with Client(served.address, tls=ADMIN, deadline_s=20, connect_timeout_s=20) as client:
                 hits = [client.lookup(EXAMPLE_NAMESPACE.digest, BLOCKS).hits, client.status().blocks]
-            with kvdir.attach("/nowhere", coordinators=served.address, tls=ADMIN, deadline_s=10) as attached:
+            with kvdir.attach("/nowhere", coordinators=served.address, tls=ADMIN, deadline_s=20) as attached:
                 return [*hits, attached.lookup(EXAMPLE_NAMESPACE.digest, BLOCKS).hits]
 
         assert await asyncio.to_thread(blocking) == [10, 10, 10]
+
+
+async def test_connect_takes_the_files_of_a_certificate_when_it_is_given_them(served: Served) -> None:
+    files = kvdir.TlsFiles(ADMIN.certificate, ADMIN.key, ADMIN.ca)
+
+    def asked() -> bool:
+        with contextlib.suppress(Unavailable), kvdir.connect(served.address, tls=files) as client:
+            return client.nodes() == ()
+        return False  # it connects within half a second, or not: once more
+
+    await eventually(lambda: asyncio.to_thread(asked), what="it is asked")
+    with pytest.raises(ConfigError, match=r"past\.pem would be refused"):
+        kvdir.connect(served.address, tls=CERTIFICATES.files("past"))
+    with pytest.raises(ConfigError, match=r"past\.pem would be refused"):
+        kvdir.attach("/nowhere", tls=CERTIFICATES.files("past"))
 
 
 @pytest.mark.parametrize("outsider", OUTSIDERS)
@@ -100,7 +116,7 @@ async def test_connection_is_refused_in_words_when_the_caller_has_no_good_certif
 
 async def test_plaintext_client_is_told_of_tls_when_it_is_refused(served: Served) -> None:
     assert "does it want TLS?" in await refused("plaintext", served.address, secure=False)
-    async with DirectoryClient(served.address, deadline_s=5) as client:
+    async with DirectoryClient(served.address, deadline_s=20, connect_timeout_s=20) as client:
         with pytest.raises(Unavailable, match="does it want TLS"):
             await client.nodes()
 
@@ -110,7 +126,7 @@ async def test_server_is_refused_in_words_when_its_certificate_is_not_for_the_na
         with pytest.raises(Unavailable, match=r"its certificate is not for the name that was dialled.*tls_server_name"):
             await served.client.nodes()
         named = replace(ADMIN, server_name="elsewhere.test")
-        async with DirectoryClient(served.address, tls=named, deadline_s=10) as client:
+        async with DirectoryClient(served.address, tls=named, deadline_s=20, connect_timeout_s=20) as client:
             assert await client.nodes() == ()
         assert served.coordinator.tls is not None
         assert "is for elsewhere.test, not for 127.0.0.1" in served.coordinator.tls.remark()
@@ -168,7 +184,7 @@ async def test_lookup_workers_speak_tls_and_pass_calls_on_when_the_coordinator_d
             node.store(BLOCKS)
             await node.synced()
             for _ in range(6):  # the kernel chooses who answers a connection
-                async with DirectoryClient(served.address, tls=ADMIN, deadline_s=10) as client:
+                async with DirectoryClient(served.address, tls=ADMIN, deadline_s=20, connect_timeout_s=20) as client:
                     assert (await client.lookup(EXAMPLE_NAMESPACE.digest, BLOCKS)).hits == 10
                     assert [view.trust.node for view in await client.nodes()] == ["n1"]
         for outsider in ("foreign-a", "plaintext"):
@@ -185,7 +201,9 @@ async def secured_cluster(directory: Path, *nodes: str, **more: object) -> Async
     try:
         await cluster.start_coordinator(**settings("coordinator"))
         for node in nodes:
-            await cluster.start_agent(node, **settings(f"agent-{node}"), **more)
+            await cluster.start_agent(
+                node, **settings(f"agent-{node}"), connect_timeout_s=20.0, directory_timeout_s=20.0, **more
+            )
         yield cluster
     finally:
         await cluster.close()
@@ -198,11 +216,11 @@ async def test_blocks_move_between_agents_when_control_and_data_plane_are_tls(tm
         await writer.store(blocks, cluster.blocks.data(blocks))
         await cluster.wait_known("a")
         into = cluster.blocks.room(blocks)
-        result = await reader.load(blocks, into=into, deadline_s=10)
+        result = await reader.load(blocks, into=into, deadline_s=20)
         cluster.blocks.check(blocks, into, result)
         assert result.hits == 8
         with pytest.raises(Unavailable):
-            await wait_ready(channel_of("foreign-a", cluster.agents["a"].ready.peer), target="a", timeout_s=10, secure=True)
+            await wait_ready(channel_of("foreign-a", cluster.agents["a"].ready.peer), target="a", timeout_s=20, secure=True)
 
 
 @pytest.mark.parametrize("outsider", OUTSIDERS)
@@ -219,7 +237,7 @@ async def test_engine_attaches_over_tcp_when_it_shows_a_certificate(tmp_path: Pa
         assert engine.attached
 
         def blocking() -> None:
-            with peer_agent.connect(address, namespace=cluster.namespace, tls=tls, timeout_s=10) as made:
+            with peer_agent.connect(address, namespace=cluster.namespace, tls=tls, timeout_s=20) as made:
                 assert made.attached
             with pytest.raises(Unavailable):
                 peer_agent.connect(address, namespace=cluster.namespace, timeout_s=0.5)
@@ -252,6 +270,9 @@ async def test_commands_work_when_the_certificate_is_exported_once(tmp_path: Pat
             (kvdir_main, asked, None, {}, 4, "does it want TLS?"),
             (kvdir_main, asked, None, {"KVDIR_TLS_CERT": "x"}, 3, "tls_key and tls_ca: missing"),
         ):
-            answer = await asyncio.to_thread(run, program, *arguments, tls=tls, **more)
-            assert answer.exit_code == code, answer.output
-            assert said in answer.output
+
+            def answered(program=program, arguments=arguments, tls=tls, more=more, code=code, said=said) -> bool:
+                answer = run(program, *arguments, tls=tls, **more)
+                return answer.exit_code == code and said in answer.output
+
+            await eventually(lambda answered=answered: asyncio.to_thread(answered), what=said)

@@ -20,7 +20,7 @@ from kvdir.testing.clock import ManualClock
 from kvdir.testing.wait import eventually
 from peer_agent.core.schedule import Schedule
 from peer_agent.server.peer import PeerFailure
-from peer_agent.server.peers import AVOID_S, IDLE_S, LOSSES, Peers
+from peer_agent.server.peers import AVOID_S, IDLE_S, LOSSES, RENEW_S, Peers
 from peer_agent.server.tasks import OwnedTasks
 from peer_agent.server.turns import Turns
 from peer_agent.transport.base import Capabilities
@@ -84,6 +84,11 @@ class Counted(Dialer):
     def __init__(self, rig: Rig) -> None:
         super().__init__()
         self.rig = rig
+        self.renewals = 0
+
+    @property
+    def generation(self) -> int:
+        return self.renewals
 
     def aio(self, address: str, *, options: Options) -> grpc.aio.Channel:
         self.rig.channels += 1
@@ -96,9 +101,10 @@ class Rig:
         self.clock = ManualClock(100.0)
         self.tasks = OwnedTasks(limit=8)
         self.channels = 0
+        self.dialer = Counted(self)
         turns = Turns(Schedule(peer_bytes=1 << 20, total_bytes=1 << 20), clock=self.clock)
         self.peers = Peers(
-            me="me", epoch=1, planes=(*preferred, self.plane), dialer=Counted(self), connect_timeout_s=0.2,
+            me="me", epoch=1, planes=(*preferred, self.plane), dialer=self.dialer, connect_timeout_s=0.2,
             breaker_s=1.0, breaker_max_s=3.0, turns=turns, tasks=self.tasks, clock=self.clock,
         )  # fmt: skip
 
@@ -295,3 +301,18 @@ async def test_a_plane_is_tried_last_for_a_while_when_its_reads_are_lost_and_ano
         assert (await rig.peers.reach(node(address), timeout_s=2)).plane == "fragile"
     await rig.peers.close()
     await rig.tasks.close(timeout_s=1)
+
+
+async def test_connection_is_made_anew_once_it_rests_when_our_certificate_was_renewed(rig: Rig):
+    async with serving(Owner()) as address:
+        peer = await rig.peers.reach(node(address), timeout_s=20)
+        rig.clock.advance(RENEW_S + 1)
+        rig.peers.drop_idle()
+        assert await rig.peers.reach(node(address), timeout_s=20) is peer
+        rig.dialer.renewals += 1
+        rig.clock.advance(RENEW_S / 2)
+        rig.peers.drop_idle()
+        assert await rig.peers.reach(node(address), timeout_s=20) is peer, "something may be under way"
+        rig.clock.advance(RENEW_S + 1)
+        rig.peers.drop_idle()
+        assert await rig.peers.reach(node(address), timeout_s=20) is not peer
