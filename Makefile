@@ -101,6 +101,10 @@ docs: setup ## Regenerate the documentation that comes from code
 monitoring: setup ## Regenerate dashboards, recording rules and alerts
 	$(BIN)/python -m deploy.monitoring
 
+pictures: $(VENV)/.installed-ops $(NATIVE) ## Draw the dashboards of the docs from a demo that runs some minutes (ARGS="--seconds 60")
+	@tests/ops/install.sh
+	$(BIN)/python -m deploy.monitoring.pictures $(ARGS)
+
 verify-docs: setup ## Fail if generated documentation, dashboards or rules are out of date
 	@$(BIN)/python -m deploy.monitoring --check
 	@$(BIN)/python -m kvdir.cli.options | cmp -s - docs/configuration.md || { echo "docs/configuration.md is out of date: run make docs and commit"; exit 1; }
@@ -144,4 +148,4 @@ wheel: setup ## Build the abi3 wheel into dist/
 clean: ## Remove everything that was built
 	rm -rf $(VENV) $(PEERS) build dist *.egg-info $(NATIVE) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-.PHONY: help setup demo test test-redis test-vllm test-vllm-http test-sglang test-ops test-helm soak test-native lint fmt proto verify-proto docs monitoring verify-docs check bench fleet bench-read image-check wheel clean
+.PHONY: help setup demo test test-redis test-vllm test-vllm-http test-sglang test-ops test-helm soak test-native lint fmt proto verify-proto docs monitoring pictures verify-docs check bench fleet bench-read image-check wheel clean

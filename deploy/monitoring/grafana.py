@@ -42,6 +42,7 @@ class Empty(enum.StrEnum):
     WITHOUT_STORE = "Empty unless the directory lies in Redis or Valkey (--store)."
     WITHOUT_REPLICA = "Empty unless agents keep replicas (--replica)."
     WITHOUT_ENGINE_STREAMS = "Empty unless agents follow the event streams of engines (--engine)."
+    WITHOUT_RDMA_PLANES = "Empty unless peers are read by ucx or nixl."
     WITHOUT_TLS = "Empty unless TLS is set up."
     WITHOUT_QUOTAS = "Empty unless quotas are set."
 
@@ -276,7 +277,6 @@ def _variable(variable: Variable) -> Json:
         "label": variable.label,
         "datasource": SOURCE,
         "query": {"query": variable.query, "refId": variable.name},
-        "definition": variable.query,
         "refresh": 2,
         "sort": 1,
         "multi": True,

@@ -175,13 +175,11 @@ _PROCESSES = Row(
             queries=[Query(f"{name}_loop_lag_seconds{{{SCOPE}}}", _BESIDE) for name in ("kvdir", "peer_agent")],
         ),
         Panel(
-            title="Refused", width=6, good="0: calls refused for who was calling, and what hit a limit.",
+            title="Refused a second", width=6, good="0: calls refused for who was calling, and what hit a limit.",
             queries=[
-                Query(rate(f"{name}_auth_refused_total", SCOPE, by="reason"), f"{who}: {{{{reason}}}}")
-                for name, who in (("kvdir", "coordinator"), ("peer_agent", "agent"))
-            ] + [
-                Query(rate(f"{name}_limited_total", SCOPE, by="limit"), f"{who}: limit of {{{{limit}}}}")
-                for name, who in (("kvdir", "coordinator"), ("peer_agent", "agent"))
+                Query(rate(f"{name}_{what}_total", SCOPE), f"{who}: {words}")
+                for name, who in (("kvdir", "coordinators"), ("peer_agent", "agents"))
+                for what, words in (("auth_refused", "not allowed"), ("limited", "limits"))
             ],
         ),
         Panel(

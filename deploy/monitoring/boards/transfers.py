@@ -5,7 +5,7 @@ from __future__ import annotations
 from deploy.monitoring.boards.results import result_of_blocks
 from deploy.monitoring.boards.words import CLUSTER, NAMESPACE, mean, node_rate, quantile, rate, total
 from deploy.monitoring.boards.words import FLEET as SCOPE
-from deploy.monitoring.grafana import GREEN, ORANGE, RED, Dashboard, Kind, Panel, Query, Row
+from deploy.monitoring.grafana import GREEN, ORANGE, RED, Dashboard, Empty, Kind, Panel, Query, Row
 
 _QUANTILES = ((0.5, "half of them within"), (0.9, "90 %"), (0.99, "99 %"))
 _CALLS = rate("peer_agent_metadata_calls_total", SCOPE, by="kind")
@@ -61,6 +61,7 @@ _TRANSPORTS = Row(
         ),
         Panel(
             title="Transports", width=9, kind=Kind.TABLE, height=6, columns={"plane": "plane", "transport": "transport"},
+            empty=Empty.WITHOUT_RDMA_PLANES,
             good="What the libraries really chose. rc_mlx5 or dc_mlx5 is RDMA; tcp under ucx is not.",
             queries=[Query(total("peer_agent_transport_info", SCOPE, by="plane, transport", over="count"), "agents")],
         ),
