@@ -85,3 +85,10 @@ class Counters:
     snapshots_refused: int = 0
     fenced: int = 0
     namespaces_refused: int = 0
+
+
+def fence_words(node: str, newer_epoch: int) -> str:
+    return (
+        f"epoch {newer_epoch:016x} of node {node} registered later: two agents have this name, or this one was replaced. "
+        "Give each agent its own node name"
+    )

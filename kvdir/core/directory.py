@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kvdir.core.admission import Counters, Hello, Limits, Refused, Welcomed
+from kvdir.core.admission import Counters, Hello, Limits, Refused, Welcomed, fence_words
 from kvdir.core.answer import Lookup
 from kvdir.core.effects import Effect, Fence, StateChanged
 from kvdir.core.event import Event, Heartbeat, SnapshotChunk
@@ -31,7 +31,7 @@ from kvdir.core.lookup import Answers
 from kvdir.core.mending import Mender
 from kvdir.core.mirror import Mirror, MirroredIndex, Mirrors, introduce
 from kvdir.core.namespaces import NamespaceTable
-from kvdir.core.node import Node, Stream
+from kvdir.core.node import Node, Stream, need
 from kvdir.core.orphans import Orphanage
 from kvdir.core.policy import ALL, Grant
 from kvdir.core.reconcile import Reconciler
@@ -103,11 +103,11 @@ class Directory:
             node = self.add_node(hello.node)
         if hello.epoch in node.fenced:
             newer = node.fenced[hello.epoch]
-            return Refused(newer, _fence_words(hello.node, newer))
+            return Refused(newer, fence_words(hello.node, newer))
         stream = node.stream
         if stream is None or stream.epoch != hello.epoch:
             if stream is not None:
-                self._fence(node, stream, hello.epoch, _fence_words(hello.node, hello.epoch), now_s)
+                self._fence(node, stream, hello.epoch, fence_words(hello.node, hello.epoch), now_s)
             cursor = StreamCursor(self.limits.repair, now_s=now_s, tallies=self.repairs)
             stream = node.stream = Stream(hello.node, hello.epoch, cursor, slot=node.slot)
             self.story.note(now_s, hello.node, hello.epoch, Kind.REGISTERED, f"at {hello.peer_address or '?'}")
@@ -144,13 +144,8 @@ class Directory:
 
     def withdraw(self, stream: Stream, digests: Iterable[bytes], *, now_s: float) -> None:
         """The owner may not speak of these namespaces any more: what it said of them goes."""
-        gone = stream.namespaces.intersection(digests)
-        if not gone:
-            return
-        stream.namespaces -= gone
-        for key in [key for key in stream.holders if key[0] in gone]:
-            self.ingest.drop(stream.holders.pop(key))
-        self._mirrors.state(stream, now_s)
+        if self.ingest.withdraw(stream, frozenset(digests)):
+            self._mirrors.state(stream, now_s)
 
     def batch(self, stream: Stream, first_seq: int, events: Sequence[Event], *, now_s: float) -> None:
         """Applies a batch: its turn, a hint, or a duplicate; the cursor knows."""
@@ -279,7 +274,7 @@ class Directory:
         """Deadlines, staleness, repair, clean-up. Call it every 20 to 100 ms; returns everything to do since the last call."""
         busy = [node for node in self.nodes.values() if node.stream is not None and not self._quiet(node.stream, now_s)]
         if len(busy) > self.limits.max_snapshots:
-            busy.sort(key=_need, reverse=True)
+            busy.sort(key=need, reverse=True)
         running = Counter(node.stream.cursor.running for node in busy if node.stream is not None)
         for node in busy:
             assert node.stream is not None
@@ -398,18 +393,3 @@ class Directory:
         if self.warming:
             self.warming = age_s < self.limits.warm_limit_s and (age_s < self.limits.warm_up_s or not restated)
         self.partial = not self.warming and not all(s.cursor.restated or s.fenced for s in live)
-
-
-def _need(node: Node) -> tuple[int, float]:
-    """Who is served first when not all can be: the most blocks, by the owner's own count; then whoever spoke last."""
-    stream = node.stream
-    if stream is None:
-        return (0, 0.0)
-    return (sum(count.blocks for count in stream.owner_counts.values()), stream.cursor.last_event_s)
-
-
-def _fence_words(node: str, newer_epoch: int) -> str:
-    return (
-        f"epoch {newer_epoch:016x} of node {node} registered later: two agents have this name, or this one was replaced. "
-        "Give each agent its own node name"
-    )

@@ -117,6 +117,14 @@ class Ingest:
         """An empty one, such as holders have."""
         return self._holders.new_sketch()
 
+    def withdraw(self, stream: Stream, digests: frozenset[bytes]) -> bool:
+        """Takes namespaces from a stream, with all it holds there. False: it had none of them."""
+        gone = stream.namespaces & digests
+        stream.namespaces -= gone
+        for key in [key for key in stream.holders if key[0] in gone]:
+            self.drop(stream.holders.pop(key))
+        return bool(gone)
+
     def drop(self, holder: Holder[Stream]) -> None:
         """The holder and everything under it is gone."""
         self.removed_blocks += holder.blocks

@@ -188,3 +188,11 @@ class Node:
         self.fenced[epoch] = newer_epoch
         while len(self.fenced) > REMEMBERED_FENCES:
             self.fenced.popitem(last=False)
+
+
+def need(node: Node) -> tuple[int, float]:
+    """Who is served first when not all can be: the most blocks, by the owner's own count; then whoever spoke last."""
+    stream = node.stream
+    if stream is None:
+        return (0, 0.0)
+    return (sum(count.blocks for count in stream.owner_counts.values()), stream.cursor.last_event_s)

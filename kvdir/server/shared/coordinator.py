@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from kvdir.core.admission import Counters, Hello, Refused
+from kvdir.core.admission import Counters, Hello, Refused, fence_words
 from kvdir.core.effects import RequestReplay, RequestSnapshot
 from kvdir.core.fleet import SavedNode
 from kvdir.core.namespaces import Announced
@@ -141,11 +141,9 @@ class SharedCoordinator:
 
     # -- streams ---------------------------------------------------------------------------------------------------------
 
-    async def hello(
-        self, hello: Hello, publisher: Publisher | None = None
-    ) -> tuple[Session, int, tuple[Announced, ...]] | Refused:
-        """(session, number to resume after, namespaces it may not store). publisher: who says it; None: somebody who may say
-        everything. Raises InvalidInput, Overloaded, Unavailable, and what the store raises.
+    async def hello(self, hello: Hello, publisher: Publisher) -> tuple[Session, int, tuple[Announced, ...]] | Refused:
+        """(session, number to resume after, namespaces it may not store). publisher: who says it. Raises InvalidInput,
+        Overloaded, Unavailable, and what the store raises.
         """
         if not hello.node or not hello.epoch:
             raise InvalidInput("hello needs a node name and an epoch other than 0")
@@ -177,7 +175,7 @@ class SharedCoordinator:
         await self.link.forget(*gone)
 
     async def _begin(
-        self, hello: Hello, taken: Taken, before: SavedNode | None, publisher: Publisher | None
+        self, hello: Hello, taken: Taken, before: SavedNode | None, publisher: Publisher
     ) -> tuple[Session, int, tuple[Announced, ...]]:
         """Goes on where the coordinator before us stood, as far as it is known."""
         now_s = self.now_s()
@@ -196,7 +194,7 @@ class SharedCoordinator:
             publisher=publisher,
         )
         foreign = await session.announce(hello)
-        await self._inherit(stream, taken, before, session.stores)
+        await self._inherit(stream, taken, before, publisher.stores)
         resumable = before is not None and before.epoch == hello.epoch and before.resumable
         position = taken.position.seq if taken.position and resumable else None
         resume_seq = stream.open(hello.last_seq, position=position, now_s=self.now_s())
@@ -345,10 +343,3 @@ class SharedCoordinator:
         age_s = now_s - link.opened_s
         settled = link.fleet.restated(now_s) if len(link.fleet) else age_s >= self.limits.warm_up_s
         self.questions.warming = age_s < self.limits.warm_limit_s and not settled
-
-
-def fence_words(node: str, newer_epoch: int) -> str:
-    return (
-        f"epoch {newer_epoch:016x} of node {node} registered later: two agents have this name, or this one was replaced. "
-        "Give each agent its own node name"
-    )

@@ -162,7 +162,7 @@ class SharedEventsService(events_pb2_grpc.EventsServicer):
                 )
             )
         )
-        session.refuse(foreign)
+        publisher.refuse(hello.node, foreign, session.connection.say)
         return session
 
     async def _work(self, session: Session) -> None:
@@ -176,7 +176,7 @@ class SharedEventsService(events_pb2_grpc.EventsServicer):
         rejected = self._coordinator.rejected
         while True:
             request = await context.read()
-            if request is grpc.aio.EOF or session.ended:
+            if request is grpc.aio.EOF or session.publisher.ended:
                 await session.put(End())
                 return
             kind = request.WhichOneof("message")

@@ -26,7 +26,6 @@ from kvdir.core.event import Batch, Heartbeat, SnapshotChunk
 from kvdir.core.fleet import SavedNode
 from kvdir.core.namespaces import Announced
 from kvdir.core.node import HolderKey
-from kvdir.core.policy import ALL, Grant
 from kvdir.core.shared_stream import SharedStream
 from kvdir.core.snapshot import Intake
 from kvdir.core.store_steps import Clear, Held, Step, Write, rounds
@@ -93,7 +92,7 @@ class Session:
         coordinator: str,
         timeout_s: float,
         save_every_s: float,
-        publisher: Publisher | None = None,
+        publisher: Publisher,
     ) -> None:
         self.stream = stream
         self.connection = connection
@@ -105,7 +104,7 @@ class Session:
         self._coordinator = coordinator
         self._timeout_s = timeout_s
         self._save_every_s = save_every_s
-        self._publisher = publisher
+        self.publisher = publisher
         self._queue: asyncio.Queue[Message] = asyncio.Queue(QUEUED_MESSAGES)
         self._held_back: Message | None = None
         self._busy = False
@@ -114,21 +113,6 @@ class Session:
         self.saved_s = float("-inf")
         self._saved_state: StreamState | None = None
         self.attended_s = time.monotonic()
-
-    @property
-    def stores(self) -> Grant:
-        """In whose namespaces the owner may say that it holds something."""
-        return ALL if self._publisher is None else self._publisher.stores
-
-    @property
-    def ended(self) -> bool:
-        """The owner may not speak any more."""
-        return self._publisher is not None and self._publisher.ended
-
-    def refuse(self, foreign: tuple[Announced, ...]) -> None:
-        """Tells the owner what it may not store; behind the welcome."""
-        if self._publisher is not None:
-            self._publisher.refuse(self.stream.node, foreign, self.connection.say)
 
     @property
     def token(self) -> int:
@@ -208,7 +192,7 @@ class Session:
             case ReplayUnavailable():
                 stream.cursor.replay_unavailable(now_s=now_s)
             case Hello():
-                self.refuse(await self.announce(message))
+                self.publisher.refuse(stream.node, await self.announce(message), self.connection.say)
             case Goodbye():
                 await self._leave()
                 return False
@@ -235,11 +219,11 @@ class Session:
         stream = self.stream
         stream.cursor.doubted(hello.doubt, now_s=time.monotonic())
         stream.peer_address, stream.started_unix_ms = hello.peer_address, hello.started_unix_ms
-        foreign: tuple[Announced, ...] = () if self._publisher is None else self._publisher.foreign(hello)
+        foreign = self.publisher.foreign(hello)
         for announced in without(hello, foreign).namespaces:
             fault = await self._link.announce(announced)
             known = self._link.namespaces.get(announced.digest)
-            if known is not None and known.namespace.tenant not in self.stores:
+            if known is not None and known.namespace.tenant not in self.publisher.stores:
                 foreign += (announced,)  # learned of meanwhile, under the digest that it gave
             elif known is not None and not fault:
                 stream.namespaces[announced.digest] = known
