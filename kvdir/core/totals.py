@@ -59,25 +59,38 @@ class SumsTrust:
 
     def __init__(self, directory: Directory) -> None:
         self._directory = directory
-        self._subjects: set[tuple[ViewScope, str]] = set()
-        self._doubtful: set[tuple[ViewScope, str]] = set()
+        self._trusted: dict[ViewScope, set[object]] = {scope: set() for scope in ViewScope}
+        self._doubtful: dict[ViewScope, set[object]] = {scope: set() for scope in ViewScope}
 
     def add(self, stream: Stream) -> None:
         """One that is live. O(its holders and namespaces)."""
-        nothing = stream.figure(0)
-        for digest in stream.namespaces or (b"",):
-            subjects = _subjects((stream, None, self._directory.namespaces.get(digest), nothing, nothing))
-            (self._subjects if nothing.trusted else self._doubtful).update(subjects)
+        trusted = stream.figure(0).trusted
+        into = self._trusted if trusted else self._doubtful
+        into[ViewScope.NODE].add(stream.node)
+        into[ViewScope.TIER].update(_TIERS)
+        for digest in stream.namespaces:
+            if (known := self._directory.namespaces.get(digest)) is not None:
+                _add_namespace(into, known)
         for (_, tier), holder in stream.holders.items():
-            trusted = nothing.trusted and stream.blocks_figure(holder).trusted
-            subjects = _subjects((stream, tier, holder.namespace, nothing, nothing))
-            (self._subjects if trusted else self._doubtful).update(subjects)
+            if trusted and not stream.blocks_figure(holder).trusted:
+                self._doubtful[ViewScope.NODE].add(stream.node)
+                self._doubtful[ViewScope.TIER].add(tier)
+                _add_namespace(self._doubtful, holder.namespace)
+            else:
+                _add_namespace(into, holder.namespace)
 
     def counts(self) -> Counter[tuple[ViewScope, bool]]:
         """By (scope, trusted)."""
-        out = Counter((scope, False) for scope, _ in self._doubtful)
-        out.update((scope, True) for scope, _ in self._subjects - self._doubtful)
-        return out
+        out: Counter[tuple[ViewScope, bool]] = Counter()
+        for scope, doubtful in self._doubtful.items():
+            out[scope, False] = len(doubtful)
+            out[scope, True] = len(self._trusted[scope] - doubtful)
+        return +out
+
+
+def _add_namespace(into: dict[ViewScope, set[object]], known: KnownNamespace) -> None:
+    into[ViewScope.NAMESPACE].add(known.digest)
+    into[ViewScope.TENANT].add(known.namespace.tenant)
 
 
 def _cells(directory: Directory, stream: Stream) -> Iterator[Cell]:
