@@ -96,6 +96,7 @@ verify-proto: setup ## Fail if the committed protobuf code differs from proto/
 
 docs: setup ## Regenerate the documentation that comes from code
 	$(BIN)/python -m kvdir.cli.options > docs/configuration.md
+	$(BIN)/python -m kvdir.obs.reference > docs/metrics.md
 	$(BIN)/python -m deploy.chart_reference
 
 monitoring: setup ## Regenerate dashboards, recording rules and alerts
@@ -108,6 +109,7 @@ pictures: $(VENV)/.installed-ops $(NATIVE) ## Draw the dashboards of the docs fr
 verify-docs: setup ## Fail if generated documentation, dashboards or rules are out of date
 	@$(BIN)/python -m deploy.monitoring --check
 	@$(BIN)/python -m kvdir.cli.options | cmp -s - docs/configuration.md || { echo "docs/configuration.md is out of date: run make docs and commit"; exit 1; }
+	@$(BIN)/python -m kvdir.obs.reference | cmp -s - docs/metrics.md || { echo "docs/metrics.md is out of date: run make docs and commit"; exit 1; }
 	@$(BIN)/python -m deploy.chart_reference --check
 
 check: lint test-native test ## What CI runs

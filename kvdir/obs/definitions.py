@@ -12,13 +12,11 @@ from kvdir.obs.definition import Definition, Exposer, Family, Fold, Group, Label
 _C, _S, _A = (frozenset({exposer}) for exposer in (Exposer.COORDINATOR, Exposer.STORE, Exposer.AGENT))
 
 
-def _calls(prefix: str) -> tuple[Definition, ...]:
+def _calls(prefix: str, method: Label = by.METHOD) -> tuple[Definition, ...]:
     return (
-        gauge(f"{prefix}_rpc_running", "Calls under way.", by.METHOD),
-        counter(f"{prefix}_rpc_calls_total", "Calls ended, by gRPC code.", by.METHOD, by.CODE, at_most=128),
-        histogram(
-            f"{prefix}_rpc_duration_seconds", "From a call's arrival in Python to its end.", by.CALL_BUCKETS_S, by.METHOD
-        ),
+        gauge(f"{prefix}_rpc_running", "Calls under way.", method),
+        counter(f"{prefix}_rpc_calls_total", "Calls ended, by gRPC code.", method, by.CODE, at_most=128),
+        histogram(f"{prefix}_rpc_duration_seconds", "From a call's arrival in Python to its end.", by.CALL_BUCKETS_S, method),
     )
 
 
@@ -256,8 +254,8 @@ GROUPS: tuple[Group, ...] = (
         counter("peer_agent_unused_bytes_total", "Bytes read from peers that no load used.", by.UNUSED),
         counter("peer_agent_quarantined_blocks_total", "Blocks whose late transfer took their slots out of use."),
         gauge("peer_agent_connected_peers", "Peers connected, by plane in use.", by.PLANE),
-        gauge("peer_agent_plane_lanes", "Connections by the lane really in use.", by.PLANE, by.LANE),
-        gauge("peer_agent_transport_info", "1 for every transport really in use.", by.PLANE, by.TRANSPORT),
+        gauge("peer_agent_plane_lanes", "Connections by the lane really in use.", by.PLANE, by.LANE, at_most=32),
+        gauge("peer_agent_transport_info", "1 for every transport really in use.", by.PLANE, by.TRANSPORT, at_most=32),
         gauge("peer_agent_fallback_peers", "Peers connected by another plane than the first one that both sides have."),
     ),
     group(
@@ -321,13 +319,13 @@ GROUPS: tuple[Group, ...] = (
         counter("peer_agent_engine_lost_batches_total", "Batches that nothing brought back.", by.STREAM),
         counter("peer_agent_engine_restarts_total", "Times that the engine began anew.", by.STREAM),
         counter("peer_agent_engine_malformed_total", "Messages that are none of an event stream.", by.STREAM),
-        counter("peer_agent_engine_rejected_total", "Events not taken.", by.STREAM, by.REASON),
-        gauge("peer_agent_engine_findings", "1 for what stands in the way.", by.STREAM, by.FINDING),
+        counter("peer_agent_engine_rejected_total", "Events not taken.", by.STREAM, by.REASON, at_most=64),
+        gauge("peer_agent_engine_findings", "1 for what stands in the way.", by.STREAM, by.FINDING, at_most=64),
         when="`engine` names one",
     ),
     group(
         "Calls of an agent", "How much do engines and peers ask of it?", "Node", _A,
-        *_calls("peer_agent"),
+        *_calls("peer_agent", by.AGENT_METHOD),
         counter("peer_agent_rpc_bugs_total", "Calls that ended in an unexpected error."),
         counter("peer_agent_task_failures_total", "Background tasks that failed."),
         gauge("peer_agent_tasks", "Background tasks running."),

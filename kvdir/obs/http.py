@@ -146,9 +146,11 @@ class LoopPulse:
     def __init__(self, *, limit_s: float) -> None:
         self._limit_s = limit_s
         self._beat_s = time.monotonic()
+        self.late_s = 0.0
 
-    def beat(self) -> None:
-        self._beat_s = time.monotonic()
+    def beat(self, late_s: float = 0.0) -> None:
+        """late_s: how late whoever beats was."""
+        self._beat_s, self.late_s = time.monotonic(), late_s
 
     def fault(self) -> str:
         silent_s = time.monotonic() - self._beat_s

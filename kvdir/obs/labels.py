@@ -18,6 +18,7 @@ RATIO_BUCKETS = (0.25, 0.5, 0.71, 0.87, 1.0, 1.15, 1.41, 2.0, 4.0, 8.0, 16.0)
 """About symmetric around a right prediction."""
 
 METHOD = Label("method", bound=32, why="methods that the server has")
+AGENT_METHOD = Label("method", bound=24, why="methods that the agent has")
 CODE = Label("code", bound=17, why="codes of gRPC")
 NODE = Label("node", bound=MAX_NODES, why="nodes, those in trouble first")
 REASON = Label("reason", bound=16, why="reasons in the code")
@@ -28,7 +29,7 @@ REPAIR = Label("kind", tuple(ask.value for ask in Ask))
 # Not `namespace`: Kubernetes' scrapers add a label of that name, and Prometheus would rename ours to exported_namespace.
 NAMESPACE = Label("kv_namespace", bound=32, why="namespaces that the agent serves")
 COORDINATOR = Label("coordinator", bound=8, why="coordinators published to")
-PLANE = Label("plane", bound=8, why="data planes of the build")
+PLANE = Label("plane", bound=6, why="data planes of the build")
 STREAM = Label("stream", bound=12, why="engines followed")
 STATUS = Label("status", ("miss", "hit_local", "hit_peer", "stale", "corrupt", "late", "skipped"))
 PRIORITY = Label("priority", ("load", "prefetch", "replication"))

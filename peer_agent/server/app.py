@@ -224,6 +224,7 @@ class Agent:
         self._listeners.tally.say_build(version(), PROTOCOL_VERSION, self.node)
         watch_planes(self._listeners.tally, parts.planes)
         pulse = LoopPulse(limit_s=ALIVE_S)
+        self._listeners.tally.watch("loop_lag_seconds", lambda: pulse.late_s)
         http_address = self._listeners.serve_http(collector, pulse, not_ready=self._not_ready)
         health_address = self._listeners.serve_health(pulse, not_ready=self._not_ready)
         ticking = run_ticker(self.store, parts.peers, is_writing=parts.writers.is_writing, beat=pulse.beat)

@@ -15,14 +15,17 @@ log = logging.getLogger(__name__)
 TICK_S = 0.25
 
 
-async def run_ticker(store: Store, peers: Peers, *, is_writing: Callable[[int], bool], beat: Callable[[], None]) -> None:
+async def run_ticker(store: Store, peers: Peers, *, is_writing: Callable[[int], bool], beat: Callable[[float], None]) -> None:
     """Ends leases and pins that have run out, frees what writers left behind, lets go of idle peers.
 
-    `beat` is called every time, so that /healthz knows that the loop turns. Until cancelled.
+    `beat` is told every time how late we are, seconds, so that /healthz and the metrics know that the loop turns. Until
+    cancelled.
     """
+    loop = asyncio.get_running_loop()
     while True:
+        due_s = loop.time() + TICK_S
         await asyncio.sleep(TICK_S)
-        beat()
+        beat(max(0.0, loop.time() - due_s))
         try:
             store.tick()
             freed = store.settle_sessions(is_writing)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
+import time
 import urllib.request
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +18,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kvdir.core.directory import Directory, Limits
 from kvdir.index import Sketch, open_index
-from kvdir.obs import definitions
+from kvdir.obs import definitions, trace
 from kvdir.obs.definition import OTHER, Definition, Exposer, Kind
 from kvdir.obs.exposition import OPENMETRICS, TEXT, render
+from kvdir.obs.http import HttpSide
 from kvdir.obs.labels import MAX_NODES
 from kvdir.obs.metrics import CoordinatorMetrics
 from kvdir.server.app import build_shared
@@ -25,7 +29,7 @@ from kvdir.server.config import CoordinatorConfig
 from kvdir.server.serve import running
 from kvdir.store.memory import MemoryBlockStore
 from kvdir.testing.many_nodes import fill, many_namespaces
-from kvdir.testing.prometheus_servers import program
+from kvdir.testing.prometheus_servers import Prometheus, program
 from kvdir.testing.served import FAST_CONFIG, serving
 from kvdir.testing.wait import eventually
 from peer_agent.testing.cluster import LocalCluster, local_cluster
@@ -202,3 +206,35 @@ def test_openmetrics_say_the_same_when_a_scraper_accepts_them(nodes: int) -> Non
         for sample in family.samples
     ]
     assert plain == opened
+
+
+async def test_everybody_else_has_turns_when_the_figures_of_a_large_fleet_are_put_aside() -> None:
+    async with serving(FAST_CONFIG) as served:
+        fill(served.coordinator.directory, nodes=1_000, namespaces=many_namespaces(8, tenants=4), now_s=time.monotonic())
+        turns = 0
+        scraping = asyncio.create_task(scrape(served.http))
+        while not scraping.done():
+            await asyncio.sleep(0)
+            turns += 1
+        assert len(exposed(await scraping)["kvdir_stream_age_seconds"].samples) == MAX_NODES + 1
+    steps = sum(1 for _ in served.coordinator.gather_metrics())
+    assert steps >= 2_000, "one node at a time"
+    assert turns > 10
+
+
+def test_scraper_finds_the_trace_of_a_slow_call_when_a_real_prometheus_asks(
+    start_prometheus: Callable[..., AbstractContextManager[Prometheus]],
+) -> None:
+    metrics = CoordinatorMetrics()
+    with trace.within(trace.TraceContext("ab" * 16, "cd" * 8, sampled=True)):
+        metrics.calls.began("Lookup")
+        metrics.calls.ended("Lookup", "OK", 0.003)
+    with (
+        HttpSide(("127.0.0.1", 0), metrics, alive=lambda: "", ready=lambda: "") as side,
+        start_prometheus({"kvdir": ["{}:{}".format(*side.address)]}) as prometheus,
+    ):
+        (sample,) = prometheus.until('kvdir_rpc_calls_total{method="Lookup"}')
+        assert sample.value == 1
+        window = {"start": time.time() - 600, "end": time.time() + 600}
+        (found,) = prometheus.get("/api/v1/query_exemplars", query="kvdir_rpc_duration_seconds_bucket", **window)["data"]
+        assert [item["labels"]["trace_id"] for item in found["exemplars"]] == ["ab" * 16]

@@ -40,7 +40,7 @@ def test_the_worst_case_of_a_daemon_is_bounded_when_every_label_is_full() -> Non
     worst = {exposer: sum(metric.series_at_most for metric in definitions.exposed_by(exposer)) for exposer in Exposer}
     assert worst[Exposer.COORDINATOR] <= 7_000
     assert worst[Exposer.STORE] <= 7_000
-    assert worst[Exposer.AGENT] <= 3_000
+    assert worst[Exposer.AGENT] <= 2_000
 
 
 @pytest.mark.parametrize(("fold", "other"), [(Fold.SUM, sum(range(2, MANY))), (Fold.MAX, MANY - 1), (Fold.MIN, 2)])
