@@ -4,10 +4,10 @@
     python bench/ops_cost.py --only scrape
 
 Messages: coordinators run side by side, `bare` (nothing is counted per call, no HTTP side), `metrics` (as always), `tracing`
-(that, and an exporter is on that no request is sampled for), `tls` (all that, over mTLS), `context` (all that, and every message
-names a trace of its caller that is not sampled). One client asks each of them in turn, round after round, so that what else the
-machine does hits all; the figure is the median over rounds of the server's CPU time, all threads, by the messages, and of its
-ratio to `bare` in the same round. Nobody scrapes meanwhile: what that takes is below.
+(that, and an exporter is on that no request is sampled for), `tls` (all that, over mTLS), `context` (all that, and every
+message names a trace of its caller that is not sampled). One client asks each of them in turn, round after round, so that what
+else the machine does hits all; the figure is the median over rounds of the server's CPU time, all threads, by the messages, and
+of its ratio to `bare` in the same round. Nobody scrapes meanwhile: what that takes is below.
 Scrapes: a coordinator with many nodes put into it; a process of its own scrapes; beside them a task measures how late the
 event loop turns. Does not: judge, but for --bar.
 """

@@ -28,7 +28,17 @@ exemplars, the trace ids of sampled requests, on the `_rpc_duration_`, `_load_du
 
 _COST = """## What it costs
 
-PLACEHOLDER
+`python bench/ops_cost.py` measures it: coordinators side by side, one client, alternating rounds, CPU of the server by lookup message of 64
+blocks, median of the ratios to a coordinator that counts no call and has no HTTP side. Two cores that nine others shared: read ratios.
+
+| with | CPU by message |
+|---|---|
+| nothing | 1 |
+| metrics, tracing with every message naming an unsampled trace | 1.21 |
+| all that and mTLS | 1.32 |
+
+Per scrape, CPU: a coordinator of 100 nodes (1,268 lines) 4 ms of the event loop in slices of half a millisecond and 5 ms of the
+HTTP thread; of 1,000 nodes (5,398 lines) 24 ms and 30 ms. Our writer takes 2 to 4 us a line, prometheus_client's 15.
 """
 
 
