@@ -28,8 +28,9 @@ exemplars, the trace ids of sampled requests, on the `_rpc_duration_`, `_load_du
 
 _COST = """## What it costs
 
-`python bench/ops_cost.py` measures it: coordinators side by side, one client, alternating rounds, CPU of the server by lookup message of 64
-blocks, median of the ratios to a coordinator that counts no call and has no HTTP side. Two cores that nine others shared: read ratios.
+`python bench/ops_cost.py` measures it: coordinators side by side, one client, alternating rounds, CPU of the server by lookup
+message of 64 blocks, median of the ratios to a coordinator that counts no call and has no HTTP side. Two cores that others
+shared: read ratios.
 
 | with | CPU by message |
 |---|---|
