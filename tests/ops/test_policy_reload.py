@@ -88,7 +88,10 @@ async def test_open_streams_end_when_the_role_is_taken_away(served: Served) -> N
         assert [item.end.begin_anew for item in map(decode_response, said) if isinstance(item.end, End)] == [True]
         # A router may look up, but not this tenant: the stream goes on, and the next lookup sees it.
         assert answered(await lookup.ask(lookups(2))).error.startswith("unknown-namespace")
-        await eventually(lambda: "may not call Publish" in str(node.publisher.stats().last_error), within_s=WITHIN_S)
+        becomes(served, POLICY.replace("spiffe://kvdir.test/agent/a", "spiffe://kvdir.test/agent/other"))
+        said, code, words = await lookup.ends()
+        assert (said, code, "no identity of the policy" in words) == ([], "PERMISSION_DENIED", True)
+        await eventually(lambda: "no identity of the policy" in str(node.publisher.stats().last_error), within_s=WITHIN_S)
         assert served.coordinator.gate.refused["role"] >= 2
 
 

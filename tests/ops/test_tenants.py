@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
+import functools
+import json
+import urllib.error
+import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +25,7 @@ from kvdir.rpc.lookup_codec import encode_fingerprints, encode_lookup_request
 from kvdir.rpc.watch_codec import decode_response, encode_start
 from kvdir.testing.fake_node import FakeNode
 from kvdir.testing.served import Served, said
-from kvdir.testing.tenants import ACME_SPACE, OPEN_SPACE, POLICY, Said, dialer, hear, secured_serving
+from kvdir.testing.tenants import ACME_SPACE, OPEN_SPACE, POLICY, SALT, Said, dialer, hear, secured_serving
 from kvdir.testing.wait import eventually
 from kvdir.v1 import admin_pb2, directory_pb2, events_pb2, events_pb2_grpc
 
@@ -264,3 +269,39 @@ async def test_a_writer_is_told_and_nothing_is_kept_when_it_stores_for_a_foreign
     stream = directory.nodes["b"].stream
     assert stream is not None
     assert stream.namespaces == {OPEN_SPACE.digest}
+
+
+def http(address: str, path: str, document: Any = None, **headers: str) -> tuple[int, str]:
+    """Status and body of a request to the indexer; GET without a document."""
+    data = None if document is None else json.dumps(document).encode()
+    request = urllib.request.Request(f"http://{address}{path}", data=data, headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=10) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+async def test_the_indexer_knows_no_tenant_when_a_policy_names_none_for_it(tmp_path: Path) -> None:
+    async with made_world(tmp_path, indexer_listen="127.0.0.1:0") as world:
+        ask = functools.partial(asyncio.to_thread, http, world.served.indexer)
+        tokens = list(range(32))
+        status, known = await ask("/query", {"model": OPEN_SPACE.model, "token_ids": tokens})
+        assert status == 200, known
+        heard = []
+        for model in (ACME_SPACE.model, "nobody-has-this"):
+            status, body = await ask("/query", {"model": model, "token_ids": tokens, "cache_salt": SALT})
+            heard.append((status, body.replace(model, "?")))
+        assert heard[0] == heard[1]
+        assert (heard[0][0], "acme" in heard[0][1]) == (404, False)
+        assert "acme" not in (await ask("/workers"))[1]
+        foreign = {
+            "endpoint": "tcp://127.0.0.1:5557", "type": "vLLM", "modelname": "m", "block_size": 16, "instance_id": "i",
+            "tenant_id": "acme", "dp_rank": 0,
+        }  # fmt: skip
+        status, body = await ask("/register", foreign)
+        assert (status, "none of the indexer's" in body) == (403, True)
+        status, body = await ask("/workers", Origin="https://evil.example")
+        assert (status, "foreign_page" in body) == (403, True)
+        status, body = await ask("/workers", Host="evil.example")
+        assert (status, "foreign_page" in body) == (403, True)
