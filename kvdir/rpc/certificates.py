@@ -9,16 +9,20 @@ is there to type its password. Blocking, a few ms. Does not: watch the files (cr
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import os
 import ssl
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvdir.errors import ConfigError
 
 _ROUNDS = 8
 """Of a handshake in memory; TLS 1.3 needs three."""
+_EDWARDS_OIDS = (bytes.fromhex("06032b6570"), bytes.fromhex("06032b6571"))
+"""Ed25519 and Ed448 in a private key (RFC 8410)."""
 _TRIES = 3
 """Files that change while they are read are read again, so often."""
 
@@ -53,9 +57,9 @@ class Certificate:
     unnamed: names that clients may dial and that it does not hold.
     """
 
-    chain: bytes
-    key: bytes
-    ca: bytes
+    chain: bytes = field(repr=False)
+    key: bytes = field(repr=False)
+    ca: bytes = field(repr=False)
     names: tuple[str, ...]
     uris: tuple[str, ...]
     expires_unix_s: float
@@ -105,7 +109,7 @@ def _read(files: TlsFiles, *, server: bool, names: Sequence[str], perhaps: Seque
     if chain and not _is_pem(chain):
         faults.append(f"tls_cert: {files.certificate} holds no PEM certificate")
     elif chain and key:
-        faults += _key_faults(files)
+        faults += _key_faults(files) or _curve_faults(files, key)
     if ca and not _is_pem(ca):
         faults.append(f"tls_ca: {files.ca} holds no PEM certificate of a CA")
     if faults:
@@ -171,6 +175,15 @@ def _key_faults(files: TlsFiles) -> list[str]:
         return [f"tls_key: {files.key} holds no PEM private key, or {files.certificate} no whole certificate"]
     except OSError as error:
         return [f"tls_key: {files.key} cannot be read: {error.strerror}"]
+    return []
+
+
+def _curve_faults(files: TlsFiles, key: bytes) -> list[str]:
+    """What OpenSSL speaks and gRPC's BoringSSL does not, as tried with grpcio 1.85."""
+    body = b"".join(line for line in key.splitlines() if b"-" not in line and b":" not in line)
+    with contextlib.suppress(ValueError):
+        if any(oid in base64.b64decode(body) for oid in _EDWARDS_OIDS):
+            return [f"tls_key: {files.key} is an Edwards-curve key, which gRPC does not speak: use ECDSA P-256, or RSA"]
     return []
 
 

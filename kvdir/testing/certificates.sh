@@ -5,7 +5,8 @@
 #     kvdir, localhost, 127.0.0.1; agent-a-2 is a renewed agent-a, coordinator-2 a renewed coordinator
 #   named (only DNS name elsewhere.test), nameless (only a SPIFFE id), past (agent-a, ended yesterday), soon (ends in a day)
 #   and for each further argument PATH: spiffe://kvdir.test/PATH, in files named with - for /
-# foreign-ca signs foreign and foreign-a (named as agent-a). node-encrypted.key is node.key under a password.
+# foreign-ca signs foreign and foreign-a (named as agent-a). node-encrypted.key is node.key under a password; edwards
+# has a key that gRPC does not speak.
 set -eu
 command -v openssl >/dev/null || { echo "certificates for tests need the openssl tool: apt-get install openssl" >&2; exit 1; }
 mkdir -p "$1"
@@ -46,4 +47,7 @@ who foreign-a foreign-ca 3650 agent/a
 for path; do who "$(echo "$path" | tr / -)" ca 3650 "$path"; done
 leaf named ca 3650 "subjectAltName=DNS:elsewhere.test"
 leaf nameless ca 3650 "subjectAltName=URI:spiffe://kvdir.test/agent/a"
+openssl genpkey -algorithm ed25519 -out edwards.key 2>/dev/null
+openssl req -new -key edwards.key -subj "/CN=kvdir test edwards" -out edwards.csr
+openssl x509 -req -in edwards.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 3650 -extfile agent-a.ext -out edwards.pem 2>/dev/null
 openssl ec -in node.key -aes128 -passout pass:secret -out node-encrypted.key 2>/dev/null

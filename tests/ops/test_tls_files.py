@@ -59,6 +59,7 @@ def mine(tmp_path: Path) -> TlsFiles:
             "tls_key: .*agent-b.key is not the key of the certificate in ",
         ),
         (lambda: files("node.pem", "node-encrypted.key"), (), "tls_key: .* is encrypted: write it without a password"),
+        (lambda: CERTIFICATES.files("edwards"), (), "tls_key: .*edwards.key is an Edwards-curve key.*use ECDSA P-256"),
         (lambda: files("node.csr", "node.key"), (), "tls_cert: .*node.csr holds no PEM certificate"),
         (lambda: files("node.pem", "node.csr"), (), "tls_key: .*node.csr holds no PEM private key"),
         (lambda: files("node.pem", "node.key", "node.key"), (), "tls_ca: .*node.key holds no PEM certificate of a CA"),
@@ -112,6 +113,27 @@ def test_certificate_stays_when_only_half_of_the_files_were_renewed(mine: TlsFil
     shutil.copyfile(CERTIFICATES.files("agent-a-2").key, mine.key)
     assert credentials.current() is not before
     assert credentials.failure == ""
+
+
+def test_certificate_is_renewed_when_a_symbolic_link_is_swapped(tmp_path: Path) -> None:
+    """As the kubelet does with a mounted Secret: all three files at once."""
+    for name in ("agent-a", "agent-a-2"):
+        source, directory = CERTIFICATES.files(name), tmp_path / name
+        directory.mkdir()
+        for file, path in (("tls.crt", source.certificate), ("tls.key", source.key), ("ca.crt", source.ca)):
+            shutil.copyfile(path, directory / file)
+    data = tmp_path / "..data"
+    data.symlink_to(tmp_path / "agent-a")
+    credentials = ServerTls(TlsFiles(*(str(data / file) for file in ("tls.crt", "tls.key", "ca.crt"))))
+    before = credentials.current()
+    (tmp_path / "..new").symlink_to(tmp_path / "agent-a-2")
+    (tmp_path / "..new").replace(data)
+    assert credentials.current() is not before
+    assert (credentials.reloads, credentials.failed_reloads) == (1, 0)
+
+
+def test_no_key_is_shown_when_a_certificate_is_printed() -> None:
+    assert "PRIVATE" not in repr(read_certificate(GOOD, server=True))
 
 
 def test_files_are_tried_again_though_unchanged_when_they_could_not_be_used(
