@@ -127,13 +127,10 @@ class Credentials:
 
 
 class ServerTls(Credentials):
-    """Credentials of a process that listens, and of its own calls. names: that clients dial, and so check, unless there is a
-    server_name, which they check then. perhaps: names that they may dial.
-    """
+    """Credentials of a process that listens, and of its own calls. names: that clients check. perhaps: that they may dial."""
 
     def __init__(self, files: TlsFiles, *, names: Sequence[str] = (), perhaps: Sequence[str] = ()) -> None:
-        name = files.server_name
-        super().__init__(files, server=True, names=(name,) if name else names, perhaps=() if name else perhaps)
+        super().__init__(files, server=True, names=names, perhaps=perhaps)
 
     def grpc(self) -> grpc.ServerCredentials:
         """For one server, which asks for the newest content at each handshake. Clients must show a certificate."""
@@ -181,10 +178,12 @@ class Dialer:
         self._credentials.current(within_s=LOOK_S)
         return self._credentials.generation
 
-    def aio(self, address: str, *, options: Options) -> grpc.aio.Channel:
+    def aio(self, address: str, *, options: Options, server_name: str = "") -> grpc.aio.Channel:
+        """server_name: that this server's certificate must hold; empty: as for all."""
         if not self.secures(address):
             return grpc.aio.insecure_channel(self._via or address, options=options)
-        return grpc.aio.secure_channel(address, self._channel_credentials(), options=self._with_name(options))
+        name = server_name or self._server_name
+        return grpc.aio.secure_channel(address, self._channel_credentials(), options=_with_name(options, name))
 
     async def connected(self, channel: grpc.aio.Channel, *, target: str, timeout_s: float) -> None:
         """See wait_ready."""
@@ -197,7 +196,7 @@ class Dialer:
     def blocking(self, address: str, *, options: Options) -> grpc.Channel:
         if not self.secures(address):
             return grpc.insecure_channel(self._via or address, options=options)
-        return grpc.secure_channel(address, self._channel_credentials(), options=self._with_name(options))
+        return grpc.secure_channel(address, self._channel_credentials(), options=_with_name(options, self._server_name))
 
     def _channel_credentials(self) -> grpc.ChannelCredentials:
         assert self._credentials is not None
@@ -205,9 +204,6 @@ class Dialer:
         if made is None or made[0] is not found:
             made = self._made = (found, grpc.ssl_channel_credentials(found.ca, found.key, found.chain))
         return made[1]
-
-    def _with_name(self, options: Options) -> Options:
-        return (*options, ("grpc.ssl_target_name_override", self._server_name)) if self._server_name else options
 
 
 PLAINTEXT = Dialer()
@@ -225,3 +221,7 @@ def bind(server: grpc.aio.Server, address: str, tls: ServerTls | None) -> int:
 
 def _configuration(found: Certificate) -> grpc.ServerCertificateConfiguration:
     return grpc.ssl_server_certificate_configuration([(found.key, found.chain)], found.ca)
+
+
+def _with_name(options: Options, server_name: str) -> Options:
+    return (*options, ("grpc.ssl_target_name_override", server_name)) if server_name else options

@@ -268,7 +268,10 @@ def _open_tls(coordinator: AnyCoordinator, host: str) -> ServerTls | None:
     files = coordinator.config.tls
     if files is None:
         return None
-    tls = ServerTls(files, perhaps=() if host in _ANYWHERE else (host,))
+    if files.server_name:
+        tls = ServerTls(files, names=(files.server_name,))
+    else:
+        tls = ServerTls(files, perhaps=() if host in _ANYWHERE else (host,))
     tls.watched_by(coordinator.metrics.tally)
     if tls.remark():
         say(log, logging.WARNING, "certificate", remark=tls.remark())

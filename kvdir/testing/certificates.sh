@@ -22,8 +22,11 @@ leaf() {
     printf '%s\n' "basicConstraints = CA:FALSE" ${4:+"$4"} > "$1.ext"
     openssl x509 -req -in "$1.csr" -CA "$2.pem" -CAkey "$2.key" -CAcreateserial -days "$3" -extfile "$1.ext" -out "$1.pem" 2>/dev/null
 }
-# NAME CA DAYS PATH: who that is, and where it may serve
-who() { leaf "$1" "$2" "$3" "subjectAltName=URI:spiffe://kvdir.test/$4,DNS:kvdir,DNS:localhost,IP:127.0.0.1"; }
+# NAME CA DAYS PATH: who that is, and where it may serve; agent/a is also a.agent.test
+who() {
+    leaf "$1" "$2" "$3" \
+        "subjectAltName=URI:spiffe://kvdir.test/$4,DNS:kvdir,DNS:localhost,DNS:$(basename "$4").$(dirname "$4" | tr -d .).test,IP:127.0.0.1"
+}
 
 ca ca
 ca foreign-ca

@@ -305,6 +305,7 @@ class Agent:
             epoch=self.epoch,
             planes=tuple(planes.values()),
             dialer=self._dialer,
+            tls_name=config.peer_name,
             connect_timeout_s=config.connect_timeout_s,
             breaker_s=config.breaker_s,
             breaker_max_s=config.breaker_max_s,

@@ -107,6 +107,11 @@ class AgentConfig:
     tls_server_name: str = setting(
         "", "Name that every server's certificate must hold. Empty: the name or address that is dialled.", metavar="NAME"
     )
+    tls_peer_name: str = setting(
+        "",
+        "Name that another agent's certificate must hold, such as {node}.kvdir for its node. Empty: as tls_server_name.",
+        metavar="NAME",
+    )
     data_tls_cert: str = setting(
         "", "TLS on the tcp plane, if other files are to be used than tls_cert, ...: all three or none.", metavar="FILE"
     )
@@ -210,6 +215,10 @@ class AgentConfig:
         """None: the tcp plane is plaintext."""
         return TlsFiles.given(self.data_tls_cert, self.data_tls_key, self.data_tls_ca) or self.tls
 
+    def peer_name(self, node: str) -> str:
+        """That the certificate of the agent of this node must hold; empty: as for any server."""
+        return self.tls_peer_name.replace("{node}", node)
+
     @property
     def tls(self) -> TlsFiles | None:
         """Of the control plane. None: it is plaintext."""
@@ -246,8 +255,11 @@ class AgentConfig:
         for name in _NO_LIMIT_AT_0:
             if getattr(self, name) < 0:
                 out.append(f"{name}: must not be below 0")
-        if self.tls_server_name and not self.tls_cert:
-            out.append("tls_server_name: needs tls_cert, tls_key and tls_ca")
+        out += [
+            f"{name}: needs tls_cert, tls_key and tls_ca"
+            for name in ("tls_server_name", "tls_peer_name")
+            if getattr(self, name) and not self.tls_cert
+        ]
         if self.huge_pages not in tuple(HugePages):
             out.append(f"huge_pages: {self.huge_pages!r} is not one of {', '.join(HugePages)}")
         if self.huge_pages == HugePages.REQUIRE and not self.prefault:

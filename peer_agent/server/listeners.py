@@ -43,6 +43,8 @@ def open_tls(config: AgentConfig) -> ServerTls | None:
     """Of the control plane. None: plaintext. Raises ConfigError, also when peers would refuse the name that they dial."""
     if config.tls is None:
         return None
+    if expected := config.peer_name(config.node_name) or config.tls_server_name:
+        return ServerTls(config.tls, names=(expected,))
     dialled = [config.advertise or config.listen]
     if not config.engine_address.startswith("unix:"):
         dialled.append(config.engine_address)

@@ -86,6 +86,7 @@ class Peers:
         epoch: int,
         planes: Sequence[Transport],
         dialer: Dialer = PLAINTEXT,
+        tls_name: Callable[[str], str] = lambda node: "",
         connect_timeout_s: float,
         breaker_s: float,
         breaker_max_s: float,
@@ -97,6 +98,7 @@ class Peers:
         self._epoch = epoch
         self._planes = planes
         self._dialer = dialer
+        self._tls_name = tls_name
         self._connect_timeout_s = connect_timeout_s
         self._breaker_s = breaker_s
         self._breaker_max_s = breaker_max_s
@@ -247,7 +249,8 @@ class Peers:
 
     async def _connect(self, node: NodeTrust) -> tuple[Peer, float]:
         """With the round trip of its Hello."""
-        generation, channel = self._dialer.generation, self._dialer.aio(node.peer_address, options=client_options())
+        generation = self._dialer.generation
+        channel = self._dialer.aio(node.peer_address, options=client_options(), server_name=self._tls_name(node.node))
         until_s = asyncio.get_running_loop().time() + self._connect_timeout_s
         with span("connect", Kind.CLIENT) as mine:
             mine.set("kvdir.peer", node.node)

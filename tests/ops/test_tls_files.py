@@ -79,7 +79,7 @@ def test_files_are_refused_with_the_fix_when_a_peer_would_refuse_them(
 
 def test_certificate_tells_its_names_when_it_is_good() -> None:
     found = read_certificate(GOOD, server=True, names=("127.0.0.1", "kvdir"), perhaps=("localhost", "10.0.0.1"))
-    assert found.names == ("kvdir", "localhost", "127.0.0.1")
+    assert found.names == ("kvdir", "localhost", "a.agent.test", "127.0.0.1")
     assert found.uris == ("spiffe://kvdir.test/agent/a",)
     assert found.unnamed == ("10.0.0.1",)
 

@@ -210,7 +210,9 @@ async def secured_cluster(directory: Path, *nodes: str, **more: object) -> Async
 
 
 async def test_blocks_move_between_agents_when_control_and_data_plane_are_tls(tmp_path: Path) -> None:
-    async with secured_cluster(tmp_path, "a", "b", replica=True, transports=("tcp",)) as cluster:
+    async with secured_cluster(
+        tmp_path, "a", "b", replica=True, transports=("tcp",), tls_peer_name="{node}.agent.test"
+    ) as cluster:
         writer, reader = await cluster.engine("a"), await cluster.engine("b")
         blocks = cluster.blocks.chain(8)
         await writer.store(blocks, cluster.blocks.data(blocks))
@@ -250,6 +252,22 @@ async def test_agent_is_refused_at_start_when_peers_would_dial_another_name(tmp_
         with pytest.raises(ConfigError, match=r"tls_cert: .*named.pem is for elsewhere.test, not for 127.0.0.1"):
             await cluster.start_agent("a", **settings("named"))
         await cluster.start_agent("a", **settings("named", tls_server_name="elsewhere.test"))
+
+
+async def test_agent_is_no_peer_when_its_certificate_is_not_of_the_node_that_was_meant(tmp_path: Path) -> None:
+    """b has the certificate of a coordinator, which the CA signed as well, and listens where the directory says that b is."""
+    names = {"tls_peer_name": "{node}.agent.test"}
+    async with secured_cluster(tmp_path, "a", transports=("tcp",), **names) as cluster:
+        with pytest.raises(ConfigError, match=r"is for .*, not for b\.agent\.test"):
+            await cluster.start_agent("b", **settings("coordinator"), **names)
+        impostor = await cluster.start_agent("b", **settings("coordinator"), transports=("tcp",))
+        blocks = cluster.blocks.chain(4)
+        await (await cluster.engine("b")).store(blocks, cluster.blocks.data(blocks))
+        await cluster.wait_known("b")
+        reader = await cluster.engine("a")
+        result = await reader.load(blocks, into=cluster.blocks.room(blocks), deadline_s=20)
+        assert result.hits == 0
+        assert "Hello" not in impostor._listeners.calls.methods
 
 
 # -- commands --------------------------------------------------------------------------------------------------------------

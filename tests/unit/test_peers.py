@@ -90,9 +90,9 @@ class Counted(Dialer):
     def generation(self) -> int:
         return self.renewals
 
-    def aio(self, address: str, *, options: Options) -> grpc.aio.Channel:
+    def aio(self, address: str, *, options: Options, server_name: str = "") -> grpc.aio.Channel:
         self.rig.channels += 1
-        return super().aio(address, options=options)
+        return super().aio(address, options=options, server_name=server_name)
 
 
 class Rig:
