@@ -22,6 +22,7 @@ def serve(config: CoordinatorConfig, output: str) -> None:
     Examples:
       kvdir serve
       kvdir serve --listen 127.0.0.1:0 --output json    a free port, announced as JSON on stdout
+      kvdir serve --listen 0.0.0.0:7400 --tls-cert c.pem --tls-key c.key --tls-ca ca.pem     for whom the CA signed
       kvdir serve --listen 0.0.0.0:7400 --insecure      reachable by everybody on the network
       kvdir serve --indexer-listen 127.0.0.1:7404       and routers may ask over HTTP (docs/engines/routers.md)
       kvdir serve --store redis://127.0.0.1:6379        one of several that keep their directory in Redis together
@@ -36,6 +37,8 @@ def serve(config: CoordinatorConfig, output: str) -> None:
                 ready["page"] = bound.page
             if bound.indexer:
                 ready["indexer"] = bound.indexer
+            if bound.health:
+                ready["health"] = bound.health
             sys.stdout.write(msgspec.json.encode(ready).decode() + "\n")
         else:
             http = f", http://{bound.http}/metrics" if bound.http else ""

@@ -76,7 +76,7 @@ def doctor(
     from peer_agent.diagnosis.node import examine_node
 
     config, faults = _configuration(config_file)
-    tls = tls or config.tls
+    tls = tls or (None if faults else config.tls)
     facts = gather_node(config, faults, address=address, endpoints=endpoints, timeout_s=timeout_s, tls=tls)
     findings = examine_node(facts)
     asked = tuple(filter(None, coordinators.split(","))) or config.coordinators
@@ -90,13 +90,19 @@ def _configuration(file: Path | None) -> tuple[AgentConfig, tuple[str, ...]]:
     """As `peer-agent serve` would take it, or the defaults and what is wrong with it. Without any, there is nothing wrong."""
     from kvdir.config import load
     from peer_agent.server.config import AgentConfig
+    from peer_agent.server.listeners import open_tls
 
     if file is None and not any(name.startswith(PREFIX) for name in os.environ):
         return AgentConfig(), ()
     try:
-        return load(AgentConfig, prefix=PREFIX, file=file)[0], ()
+        config = load(AgentConfig, prefix=PREFIX, file=file)[0]
     except ConfigError as error:
         return AgentConfig(), tuple(error.faults)
+    try:
+        open_tls(config)
+    except ConfigError as error:
+        return config, tuple(error.faults)
+    return config, ()
 
 
 # -- gathering -------------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ def serve(config: AgentConfig, *, output: str, dry_run: bool) -> None:
     """Run this node's agent until SIGTERM.
 
     When it serves, it prints its addresses; with --output json as one line {"event": "ready", "node", "epoch", "peer", "data",
-    "engine", "http"}.
+    "engine", "http", "health"}.
 
     \b
     Examples:
@@ -69,6 +69,7 @@ def _ready_view(ready: Any) -> dict[str, object]:
         "tcp plane": ready.data or "-",
         "engines attach at": ready.engine,
         "http": f"http://{ready.http}/metrics" if ready.http else "off",
+        "health": ready.health or "off",
         "arena": ready.arena,
         "replica": ready.replica or "off",
     }

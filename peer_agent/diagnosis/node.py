@@ -113,7 +113,7 @@ def check_configuration(facts: NodeFacts) -> list[Finding]:
         out.append(
             _warning(
                 "configuration", "insecure is set", "peers are not authenticated, and blocks travel in the clear over tcp",
-                "only in a network that is trusted; give the tcp plane certificates (data_tls_cert, data_tls_key, data_tls_ca)",
+                "only in a network that is trusted; give certificates instead (tls_cert, tls_key, tls_ca; docs/security.md)",
             )
         )  # fmt: skip
     return out or [in_order("configuration", "no faults")]

@@ -294,3 +294,14 @@ async def test_commands_work_when_the_certificate_is_exported_once(tmp_path: Pat
                 return answer.exit_code == code and said in answer.output
 
             await eventually(lambda answered=answered: asyncio.to_thread(answered), what=said)
+
+
+def test_doctor_names_the_certificate_when_it_is_what_is_wrong(tmp_path: Path) -> None:
+    past = CERTIFICATES.files("past")
+    file = tmp_path / "agent.toml"
+    lines = {"accept_bytes": "1MiB", "tls_cert": past.certificate, "tls_key": past.key, "tls_ca": past.ca, "node": "a"}
+    lines["arena_path"] = str(tmp_path / "arena")
+    file.write_text("".join(f'{name} = "{value}"\n' for name, value in lines.items()))
+    answer = run(peer_agent_main, "doctor", "--config", str(file), "--output", "json", tls=None)
+    assert answer.exit_code == 1
+    assert "past.pem would be refused by every peer: certificate has expired" in answer.output
