@@ -1,8 +1,8 @@
 """Options of channels and servers, in one place: keepalive, message sizes, ports, and a connect that has a deadline.
 
 Why these values: gRPC's defaults keep a dead connection for ever (client keepalive off), answer frequent pings with GOAWAY,
-share ports silently (so_reuseport), take 20 s to give up a connect, and wait 120 s for a handshake. Facts: grpc keepalive.md;
-grpc core's channel args.
+share ports silently (so_reuseport), take 20 s to give up a connect, and let connections that say nothing take every
+descriptor. Facts: grpc keepalive.md; grpc core's channel args.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import grpc.aio
 
 from kvdir.errors import Unavailable
 from kvdir.rpc.cancel import call_alone_cancelled
+from kvdir.rpc.open_files import part_of_open_files
 from kvdir.rpc.refusal import in_words
 
 Options = Sequence[tuple[str, int | str]]
@@ -28,13 +29,33 @@ _REASON_S = 0.5
 """A call on a channel that has just failed ends at once, with the reason; if it connects after all, after so long."""
 
 
-def server_options(*, max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES, share_port: bool = False) -> Options:
-    """A port in use must be an error, not a second server that takes half of the calls; share_port: unless that is meant."""
+HANDSHAKE_MS = 10_000
+"""From a connection to its TLS handshake and HTTP/2 preface; gRPC's own default is two minutes."""
+
+IDLE_MS = 600_000
+"""Without a call. Channels connect again by themselves; a stream that is open is a call."""
+
+MAX_STREAMS = 1_024
+"""Calls at a time on one connection; further ones wait at the client."""
+
+
+def server_options(
+    *, max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES, share_port: bool = False, part: float = 0.5
+) -> Options:
+    """A port in use must be an error, not a second server that takes half of the calls; share_port: unless that is meant.
+
+    part: of this process's descriptors that its connections may take; what comes beyond is closed at once (UNAVAILABLE).
+    Connections have no greatest age: streams of events and feeds stay open for days, and certificates that were renewed need
+    none, because the next connection uses them. Metadata is bounded by gRPC's defaults (8 KiB, at most 16 KiB).
+    """
     return (
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+        ("grpc.max_allowed_incoming_connections", part_of_open_files(part)),
+        ("grpc.max_connection_idle_ms", IDLE_MS),
+        ("grpc.max_concurrent_streams", MAX_STREAMS),
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
         ("grpc.so_reuseport", int(share_port)),
-        ("grpc.server_handshake_timeout_ms", 10_000),
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),

@@ -3,7 +3,8 @@
 Owns: reading requests and writing answers within bounds. Rules:
 - every wait has a deadline: a request that began must be whole within `request_s`, answered within `answer_s`, its answer taken
   within `write_s`; a connection that says nothing is closed after `idle_s`;
-- bounded: connections (beyond them 503 and the connection closes), head and body of a request, and how many large bodies are in
+- bounded: connections (beyond them the one that has said nothing for longest closes, if that is `yield_s` or more; else 503 and the
+  new one closes), head and body of a request, and how many large bodies are in
   memory at once (others wait, within their `request_s`); a connection costs no thread;
 - strict, because what two readers understand differently is how requests are smuggled: one Content-Length or none, no
   Transfer-Encoding, lines end with CRLF or LF, names are tokens, no other control character anywhere. Everything else is 4xx
@@ -62,6 +63,7 @@ class HttpLimits:
     connections: int = 1_024
     body_bytes: int = 16 * 2**20
     idle_s: float = 75.0
+    yield_s: float = 1.0
     request_s: float = 10.0
     answer_s: float = 30.0
     write_s: float = 10.0
@@ -86,6 +88,7 @@ class HttpServer:
         self._limits = limits
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
+        self._silent: dict[asyncio.Task[None], float] = {}  # since when no request has begun, oldest first
         self._large = asyncio.Semaphore(LARGE_BODIES)
 
     @property
@@ -116,9 +119,19 @@ class HttpServer:
         await asyncio.gather(*self._connections, return_exceptions=True)
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(self._serve(reader, writer, full=len(self._connections) >= self._limits.connections))
+        full = len(self._connections) >= self._limits.connections and not self._make_room()
+        task = asyncio.create_task(self._serve(reader, writer, full=full))
         self._connections.add(task)
         task.add_done_callback(self._connections.discard)
+
+    def _make_room(self) -> bool:
+        """The one that has been silent for longest goes, if it has been for long enough: a crowd of them keeps nobody out."""
+        task = next(iter(self._silent), None)
+        if task is None or asyncio.get_running_loop().time() - self._silent[task] < self._limits.yield_s:
+            return False
+        del self._silent[task]
+        task.cancel()
+        return True
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, full: bool) -> None:
         try:
@@ -135,8 +148,7 @@ class HttpServer:
 
     async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """One request. Returns whether the connection stays open."""
-        async with asyncio.timeout(self._limits.idle_s):
-            first = await reader.readexactly(1)
+        first = await self._begun(reader)
         async with contextlib.AsyncExitStack() as stack:
             try:
                 async with asyncio.timeout(self._limits.request_s):
@@ -160,6 +172,17 @@ class HttpServer:
         await self._write(writer, response, close=not keep, head_only=request.method == "HEAD")
         await asyncio.sleep(0)  # the next request may be here already: others have their turn first
         return keep
+
+    async def _begun(self, reader: asyncio.StreamReader) -> bytes:
+        """The first byte of a request; until it is here the connection may have to give way."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._silent[task] = asyncio.get_running_loop().time()
+        try:
+            async with asyncio.timeout(self._limits.idle_s):
+                return await reader.readexactly(1)
+        finally:
+            self._silent.pop(task, None)
 
     async def _read(
         self, first: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, stack: contextlib.AsyncExitStack

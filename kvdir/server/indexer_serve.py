@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from kvdir.client.discovery import Discovery
 from kvdir.client.engine_life import Publishing
+from kvdir.rpc.open_files import part_of_open_files
 from kvdir.rpc.tls import PLAINTEXT, Dialer
 from kvdir.server.app import AnyCoordinator, score_source
 from kvdir.server.config import is_loopback, split_address
@@ -48,7 +49,8 @@ async def indexing(coordinator: AnyCoordinator, *, itself: Itself) -> AsyncItera
         sees=lambda: indexer_tenants(coordinator.security, config.indexer_identity),
         loopback=is_loopback(host),
     )
-    server = HttpServer(indexer.answer, HttpLimits(body_bytes=config.max_message_bytes))
+    limits = HttpLimits(connections=part_of_open_files(0.125, most=1_024), body_bytes=config.max_message_bytes)
+    server = HttpServer(indexer.answer, limits)
     try:
         yield f"{host}:{await server.start(host, port, setting='indexer_listen')}"
     finally:

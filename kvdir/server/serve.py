@@ -28,6 +28,7 @@ from kvdir.obs.http import HttpSide, LoopPulse
 from kvdir.obs.logs import say, say_start
 from kvdir.obs.tracing import SPANS_S, open_tracing
 from kvdir.rpc.health_port import HealthPort
+from kvdir.rpc.open_files import raise_open_files
 from kvdir.rpc.tls import Dialer, ServerTls, bind
 from kvdir.server.app import AnyCoordinator, build_coordinator, build_server, build_shared
 from kvdir.server.config import MEMORY, CoordinatorConfig, split_address
@@ -87,6 +88,7 @@ class Stop:
 
 def run(config: CoordinatorConfig, *, on_ready: Callable[[Bound], None]) -> None:
     """Serves on uvloop until SIGTERM or SIGINT. Raises ConfigError if a port cannot be had."""
+    raise_open_files()
 
     async def main() -> None:
         stop = Stop()

@@ -192,15 +192,16 @@ void TcpServer::accept_all() {
 
 bool TcpServer::make_room() {
     const uint64_t now = now_ns();
-    int oldest = -1;
-    uint64_t idle_ns = patience_.idle;
+    int shy = -1, idle = -1;
+    uint64_t shy_ns = patience_.shy, idle_ns = patience_.idle;
     for (const auto& [fd, connection] : connections_) {
-        if (!connection->idle() || now - connection->progress_ns < idle_ns) continue;
-        idle_ns = now - connection->progress_ns;
-        oldest = fd;
+        const uint64_t quiet = now - connection->progress_ns;
+        if (!connection->greeted && quiet >= shy_ns) shy_ns = quiet, shy = fd;
+        if (connection->idle() && quiet >= idle_ns) idle_ns = quiet, idle = fd;
     }
-    if (oldest >= 0) drop(oldest);
-    return oldest >= 0;
+    const int leaves = shy >= 0 ? shy : idle;
+    if (leaves >= 0) drop(leaves);
+    return leaves >= 0;
 }
 
 void TcpServer::drop(int fd) {

@@ -7,7 +7,8 @@
 // - One epoll thread, non-blocking sockets. A slow reader holds its own socket buffer and nothing else; memory per
 //   connection is bounded (one request of kMaxRequestBlocks refs, received and parsed); a turn moves at most kTurnBytes.
 // - A connection that does not finish its handshake, its hello or a request in time, byte by byte or not at all, or does not
-//   drain its answer is closed. When max_connections are open, the one idle for longest gives way, if any is idle at all.
+//   drain its answer is closed. When max_connections are open, the one that has said nothing for longest since it came gives
+//   way, else the one idle for longest, if there is any.
 // - grant, revoke and stats may come from any thread; no lock is held while bytes move.
 #pragma once
 
@@ -81,6 +82,7 @@ struct Patience {
     uint64_t drain = 30000000000ULL;    // does not take its answer
     uint64_t idle = 10000000000ULL;     // with nothing to do, before it may have to give way to a new one
     int sweep_ms = 1000;
+    uint64_t shy = 1000000000ULL;  // connected and no hello yet, before it may have to give way to a new one
 };
 
 class TcpServer {

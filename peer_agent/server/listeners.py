@@ -51,6 +51,10 @@ def open_tls(config: AgentConfig) -> ServerTls | None:
     return ServerTls(config.tls, names=tuple(dict.fromkeys(split_address(address)[0] for address in dialled)))
 
 
+PORT_PART = 0.25
+"""Of our descriptors, for each of the two gRPC ports; the data plane has as many at most."""
+
+
 class Listeners:
     """See the module docstring. calls, bugs: what the interceptor counted. tally: for parts of it all."""
 
@@ -117,7 +121,7 @@ class Listeners:
             gate=self.security.gate,
             tracer=self._tracer,
         )
-        return grpc.aio.server(interceptors=[edge], options=server_options())
+        return grpc.aio.server(interceptors=[edge], options=server_options(part=PORT_PART))
 
     def _bind(self, server: grpc.aio.Server, address: str, setting: str) -> int:
         port = bind(server, address, self._tls)

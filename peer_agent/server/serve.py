@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import resource
 import signal
 from collections.abc import Callable
 from dataclasses import asdict
@@ -17,6 +16,7 @@ from dataclasses import asdict
 import uvloop
 
 from kvdir.obs.logs import say, say_start
+from kvdir.rpc.open_files import raise_open_files
 from peer_agent.server.app import Agent, Ready
 from peer_agent.server.config import AgentConfig
 from peer_agent.server.identity import version
@@ -26,23 +26,12 @@ log = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
-OPEN_FILES = 65_536
-"""Sockets of peers and engines: as many as the system lets this process have, up to so many."""
-
 
 def serve(config: AgentConfig, *, on_ready: Callable[[Ready, Agent], None]) -> None:
     """Until a signal. Raises what Agent.start raises."""
     run_on_node(config.numa_node)
     raise_open_files()
     uvloop.run(_serve(config, on_ready))
-
-
-def raise_open_files() -> None:
-    """A shell and systemd give 1,024 where more is allowed, because of select(), which nothing here uses."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def _serve(config: AgentConfig, on_ready: Callable[[Ready, Agent], None]) -> None:

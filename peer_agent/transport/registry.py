@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from kvdir.errors import ConfigError
 from kvdir.rpc.certificates import TlsFiles
+from kvdir.rpc.open_files import part_of_open_files
 from peer_agent.memory.arena import Arena
 from peer_agent.mover import lanes
 from peer_agent.transport.base import Transport
@@ -56,7 +57,7 @@ def _tcp(arena: Arena, options: PlaneOptions) -> Transport:
         advertise_host=options.advertise_host,
         movers=options.movers,
         connections_per_peer=options.connections_per_peer,
-        max_connections=options.max_connections,
+        max_connections=part_of_open_files(0.25, most=options.max_connections),
         tls=plane_credentials(options.tls) if options.tls is not None else None,
     )
 

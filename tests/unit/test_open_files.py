@@ -1,4 +1,4 @@
-"""An agent takes as many sockets as the system lets it have, which is what `peer-agent doctor` looks at."""
+"""Daemons take as many sockets as the system lets them have (`peer-agent doctor` looks at it), and a port a part of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from peer_agent.server.serve import OPEN_FILES, raise_open_files
+from kvdir.rpc.open_files import LEAST, OPEN_FILES, part_of_open_files, raise_open_files
 
 FILES = resource.RLIMIT_NOFILE
 
@@ -32,3 +32,10 @@ def test_the_limit_stays_when_it_is_high_enough(hard: int) -> None:
     before = resource.getrlimit(FILES)
     raise_open_files()
     assert resource.getrlimit(FILES) == before
+
+
+def test_a_port_has_its_part_of_the_limit_and_some_connections_always(hard: int) -> None:
+    resource.setrlimit(FILES, (400, hard))
+    assert part_of_open_files(0.25) == 100
+    assert part_of_open_files(0.25, most=64) == 64
+    assert part_of_open_files(0.01) == LEAST

@@ -323,6 +323,22 @@ TEST(the_longest_idle_connection_gives_way_when_there_are_too_many) {
     CHECK(server.stats().connections_refused == 0 && server.stats().connections == 2);
 }
 
+TEST(who_said_no_hello_gives_way_before_who_reads) {
+    Bed bed(1000, 4);
+    TcpServer server(bed.owner.region, kEpoch, kHost, 0, 3, {60000 * kMs, 60000 * kMs, 60000 * kMs, 1 * kMs, 10, 1 * kMs});
+    server.grant(capability_for(1, kEpoch), bed.content.records.data(), bed.content.records.size());
+    TcpClient first(kHost, server.port(), soon());
+    const Fd silent = dial(server.port()), other = dial(server.port());
+    expect_connections(server, 3);
+    const uint64_t until = now_ns() + 2 * kMs;
+    while (!expired(until)) std::this_thread::yield();
+    TcpClient second(kHost, server.port(), soon());
+    CHECK(bed.read(second, bed.content.records) == std::vector<uint8_t>(4, OK));
+    CHECK(bed.read(first, bed.content.records) == std::vector<uint8_t>(4, OK));
+    CHECK(receive_raw(silent, 1).empty());  // closed
+    CHECK(server.stats().connections_refused == 0 && server.stats().connections == 3);
+}
+
 TEST(reads_of_one_connection_take_turns) {
     Bed bed(50000, 32);
     TcpClient client(kHost, bed.server.port(), soon());
