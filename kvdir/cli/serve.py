@@ -35,6 +35,8 @@ def serve(config: CoordinatorConfig, output: str) -> None:
             ready = {"event": "ready", "grpc": bound.grpc, "http": bound.http, "version": bound.version}
             if bound.page:
                 ready["page"] = bound.page
+            if bound.health:
+                ready["health"] = bound.health
             if bound.indexer:
                 ready["indexer"] = bound.indexer
             if bound.health:

@@ -18,6 +18,8 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kvdir.errors import ConfigError
+from kvdir.rpc.channel import HANDSHAKE_MS
+from kvdir.rpc.open_files import part_of_open_files
 
 Probe = Callable[[], str]
 """Returns why not, or an empty string. Called on a thread of gRPC."""
@@ -25,6 +27,7 @@ Probe = Callable[[], str]
 NAMES = ("startup", "liveness", "readiness")
 _THREADS = 2
 _MAX_CALLS = 32
+_MAX_CONNECTIONS = 256
 _MAX_BYTES = 4096
 
 
@@ -33,7 +36,12 @@ class HealthPort:
 
     def __init__(self, address: str, *, started: Probe, alive: Probe, ready: Probe) -> None:
         probes = {"startup": started, "liveness": alive, "readiness": ready, "": ready}
-        options = (("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", _MAX_BYTES))
+        options = (
+            ("grpc.so_reuseport", 0),
+            ("grpc.max_receive_message_length", _MAX_BYTES),
+            ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+            ("grpc.max_allowed_incoming_connections", part_of_open_files(0.0625, most=_MAX_CONNECTIONS)),
+        )
         threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="health")
         self._server = grpc.server(threads, options=options, maximum_concurrent_rpcs=_MAX_CALLS)
         health_pb2_grpc.add_HealthServicer_to_server(_Servicer(probes), self._server)

@@ -1,0 +1,166 @@
+"""A thousand connections that say nothing, at every port of real daemons: others are served, nothing grows with them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import tempfile
+import time
+import urllib.request
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from kvdir.testing.crowd import Cost, Crowd, open_files
+from kvdir.testing.wait import eventually
+from peer_agent import _native
+from peer_agent.demo.processes import Child
+from peer_agent.testing import sample_namespace
+from peer_agent.testing.processes import ProcessCluster
+
+SILENT = 1_000
+SERVED_S = 20.0
+"""In which a caller that tries again is served, while the silent ones hold on: their handshake ends after 10 s."""
+
+GROWTH_BYTES = 96 << 20
+FEW = 192
+"""Descriptors of a daemon that has too few."""
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[ProcessCluster]:
+    with tempfile.TemporaryDirectory(prefix="kvdir-test-", dir="/dev/shm") as path, open_files(4 * SILENT + 500):
+        made = ProcessCluster(Path(path), sample_namespace(block_bytes=1 << 16))
+        try:
+            yield made
+        finally:
+            await made.close()
+
+
+async def grpc_answers(address: str) -> None:
+    """Until a new connection's call is answered."""
+
+    async def asked() -> bool:
+        async with grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=5.0)
+                return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+            return False
+
+    await eventually(asked, within_s=SERVED_S, what=f"a call to {address} is answered")
+
+
+async def http_answers(url: str) -> None:
+    def asked() -> bool:
+        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5.0) as answer:
+            return bool(answer.status == 200 and answer.read())
+        return False
+
+    await eventually(lambda: asyncio.to_thread(asked), within_s=SERVED_S, what=f"{url} is answered")
+
+
+async def plane_answers(address: str) -> None:
+    host, _, port = address.rpartition(":")
+
+    def greeted() -> bool:
+        with contextlib.suppress(ConnectionError):
+            _native.TcpConnection(host, int(port), time.monotonic_ns() + 5 * 10**9).close()
+            return True
+        return False
+
+    await eventually(lambda: asyncio.to_thread(greeted), within_s=SERVED_S, what=f"the data plane at {address} says hello")
+
+
+async def everything_answers(coordinator: Child, agent: Child) -> None:
+    await asyncio.gather(
+        grpc_answers(coordinator.ready["grpc"]),
+        grpc_answers(coordinator.ready["health"]),
+        grpc_answers(agent.ready["peer"]),
+        http_answers(f"http://{coordinator.ready['http']}/healthz"),
+        http_answers(f"http://{coordinator.ready['http']}/metrics"),
+        http_answers(f"http://{coordinator.ready['indexer']}/health"),
+        http_answers(f"http://{agent.ready['http']}/healthz"),
+        plane_answers(agent.ready["data"]),
+    )
+
+
+async def started(cluster: ProcessCluster, *, prefix: tuple[str, ...] = ()) -> tuple[Child, Child]:
+    free = "127.0.0.1:0"
+    coordinator = await Child.start(
+        "coordinator",
+        ("-m", "kvdir", "serve", "--listen", free, "--http-listen", free, "--indexer-listen", free, "--health-listen", free,
+         "--output", "json"),
+        log=cluster.directory / "coordinator.log", ready_s=30.0, prefix=prefix,
+    )  # fmt: skip
+    cluster.children["coordinator"] = coordinator
+    agent = await Child.start(
+        "agent",
+        ("-m", "peer_agent", "serve", "--node", "agent", "--namespaces", str(cluster.namespace_file),
+         "--arena-path", str(cluster.directory / "agent"), "--arena-bytes", "8MiB", "--coordinators", coordinator.ready["grpc"],
+         "--listen", free, "--data-listen", free, "--http-listen", free, "--output", "json"),
+        log=cluster.directory / "agent.log", ready_s=30.0, prefix=prefix,
+    )  # fmt: skip
+    cluster.children["agent"] = agent
+    return coordinator, agent
+
+
+def ports(coordinator: Child, agent: Child) -> list[str]:
+    mine = [str(coordinator.ready[name]) for name in ("grpc", "http", "indexer", "health")]
+    return [*mine, str(agent.ready["peer"]), str(agent.ready["http"]), str(agent.ready["data"])]
+
+
+async def test_others_are_served_and_nothing_grows_when_a_thousand_connections_say_nothing(cluster: ProcessCluster) -> None:
+    coordinator, agent = await started(cluster)
+    await everything_answers(coordinator, agent)
+    before = {child.pid: Cost.of(child.pid) for child in (coordinator, agent)}
+    for address in ports(coordinator, agent):
+        with Crowd(address, SILENT):
+            await everything_answers(coordinator, agent)
+            for pid, cost in before.items():
+                now = Cost.of(pid)
+                assert now.rss_bytes < cost.rss_bytes + GROWTH_BYTES, f"{address}: memory grows with silent connections"
+                assert now.threads < cost.threads + 32, f"{address}: threads grow with silent connections"
+    assert coordinator.running
+    assert agent.running
+
+
+async def test_silent_connections_are_closed_when_their_time_is_up(cluster: ProcessCluster) -> None:
+    """All but the indexer's: routers keep connections open, so it gives them 75 s (kvdir/server/http_server.py)."""
+    coordinator, agent = await started(cluster)
+    with contextlib.ExitStack() as stack:
+        crowds = [stack.enter_context(Crowd(address, 50)) for address in ports(coordinator, agent)]
+        crowds = [crowd for crowd in crowds if crowd.address != coordinator.ready["indexer"]]
+        crowds.append(stack.enter_context(Crowd(coordinator.ready["grpc"], 50, saying=b"PRI * HTTP/2.0\r\n")))
+        crowds.append(stack.enter_context(Crowd(coordinator.ready["http"], 50, saying=b"GET /metrics HT")))
+        for crowd in crowds:
+            await eventually(
+                lambda crowd=crowd: crowd.closed() == len(crowd), within_s=60.0, what=f"{crowd.address} closes who says nothing"
+            )
+
+
+async def test_daemons_live_and_recover_when_they_run_out_of_descriptors(cluster: ProcessCluster) -> None:
+    """Probes answer meanwhile, nobody spins on accept, and when the crowd has left everything is as before."""
+    few = ("sh", "-c", f'ulimit -n {FEW} && exec "$@"', "sh")
+    coordinator, agent = await started(cluster, prefix=few)
+    assert resource.prlimit(coordinator.pid, resource.RLIMIT_NOFILE) == (FEW, FEW)
+    await everything_answers(coordinator, agent)
+    began_s, before = time.monotonic(), {child: Cost.of(child.pid) for child in (coordinator, agent)}
+    with contextlib.ExitStack() as stack:
+        for address in ports(coordinator, agent):
+            stack.enter_context(Crowd(address, 2 * FEW))
+        await http_answers(f"http://{coordinator.ready['http']}/healthz")
+        await http_answers(f"http://{agent.ready['http']}/healthz")
+        await everything_answers(coordinator, agent)
+        waited_s = max(1.0, time.monotonic() - began_s)
+        for child, cost in before.items():
+            assert Cost.of(child.pid).cpu_s - cost.cpu_s < 0.5 * waited_s + 1.0, "it spins"
+    await everything_answers(coordinator, agent)
+    for child, cost in before.items():
+        await eventually(
+            lambda child=child, cost=cost: Cost.of(child.pid).descriptors <= cost.descriptors + 16, what="descriptors come back"
+        )
