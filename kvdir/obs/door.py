@@ -5,7 +5,7 @@
 
 Rules: whoever says nothing, or says it slowly, keeps no thread; whoever reads slowly keeps one as long as `handle` lets it.
 Probes have threads of their own, so that slow scrapers cannot have a healthy process killed.
-Beyond MAX_WAITING connections the one that has waited longest is closed.
+Beyond MAX_WAITING connections, or our part of the descriptors, the one that has waited longest is closed.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+
+from kvdir.rpc.open_files import part_of_open_files
 
 HEAD_S = 5.0
 MAX_HEAD_BYTES = 16 * 1024
@@ -50,6 +52,7 @@ class Door:
         self._waiting: OrderedDict[socket.socket, float] = OrderedDict()  # since when, oldest first
         self._partial: set[socket.socket] = set()
         self._closing = False
+        self._most_waiting = part_of_open_files(0.0625, most=MAX_WAITING)
         self._probes: queue.SimpleQueue[socket.socket | None] = queue.SimpleQueue()
         self._others: queue.SimpleQueue[socket.socket | None] = queue.SimpleQueue()
         self._threads = [
@@ -104,7 +107,7 @@ class Door:
         connection.setblocking(False)
         self._waiting[connection] = time.monotonic()
         self._selector.register(connection, selectors.EVENT_READ)
-        if len(self._waiting) > MAX_WAITING:
+        if len(self._waiting) > self._most_waiting:
             self._drop(next(iter(self._waiting)))
         self._look(connection)
 

@@ -29,8 +29,8 @@ _REASON_S = 0.5
 """A call on a channel that has just failed ends at once, with the reason; if it connects after all, after so long."""
 
 
-HANDSHAKE_MS = 10_000
-"""From a connection to its TLS handshake and HTTP/2 preface; gRPC's own default is two minutes."""
+HANDSHAKE_MS = 5_000
+"""From a connection to its TLS handshake and HTTP/2 preface: longer than our clients wait; gRPC's default is two minutes."""
 
 IDLE_MS = 600_000
 """Without a call. Channels connect again by themselves; a stream that is open is a call."""

@@ -3,8 +3,8 @@
 Owns: reading requests and writing answers within bounds. Rules:
 - every wait has a deadline: a request that began must be whole within `request_s`, answered within `answer_s`, its answer taken
   within `write_s`; a connection that says nothing is closed after `idle_s`;
-- bounded: connections (beyond them the one that has said nothing for longest closes, if that is `yield_s` or more; else 503 and the
-  new one closes), head and body of a request, and how many large bodies are in
+- bounded: connections (beyond them the one that has said nothing for longest closes, if for `yield_s` or more; else 503 and
+  the new one closes), head and body of a request, and how many large bodies are in
   memory at once (others wait, within their `request_s`); a connection costs no thread;
 - strict, because what two readers understand differently is how requests are smuggled: one Content-Length or none, no
   Transfer-Encoding, lines end with CRLF or LF, names are tokens, no other control character anywhere. Everything else is 4xx

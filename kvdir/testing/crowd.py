@@ -55,13 +55,6 @@ class Crowd:
         if saying:
             self._say(saying, time.monotonic() + within_s)
 
-    def __len__(self) -> int:
-        return len(self._sockets)
-
-    def closed(self) -> int:
-        """How many the other side has closed or reset by now."""
-        return sum(map(_is_closed, self._sockets))
-
     def close(self) -> None:
         for sock in self._sockets:
             sock.close()
@@ -82,15 +75,6 @@ class Crowd:
                     assert isinstance(key.fileobj, socket.socket)
                     with contextlib.suppress(OSError):  # it was closed before we came to it
                         key.fileobj.send(words)
-
-
-def _is_closed(sock: socket.socket) -> bool:
-    try:
-        return sock.recv(65536, socket.MSG_DONTWAIT) == b""
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
 
 
 @contextlib.contextmanager

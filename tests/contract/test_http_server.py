@@ -119,6 +119,18 @@ async def test_idle_connections_are_bounded_and_closed_when_they_are_many() -> N
             writer.close()
 
 
+async def test_silent_connections_give_way_when_they_are_too_many() -> None:
+    async with api(HttpLimits(connections=5, idle_s=60.0, yield_s=0.0)) as it:
+        host, _, port = it.address.partition(":")
+        silent = [await asyncio.open_connection(host, int(port)) for _ in range(5)]
+        await eventually(lambda: it.server.connections == 5)
+        assert (await call(it.address, "/health"))[0] == 200
+        assert await silent[0][0].read() == b"", "the first that came is the first that goes"
+        assert not any(reader.at_eof() for reader, _ in silent[1:])
+        for _, writer in silent:
+            writer.close()
+
+
 async def test_calls_are_answered_when_slow_clients_hold_every_place_for_large_bodies() -> None:
     async with api(HttpLimits(request_s=1.0)) as it:
         slow = [
