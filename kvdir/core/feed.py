@@ -71,8 +71,7 @@ class Feed:
         self._namespaces: dict[bytes, NamespaceItem] = {}
         self._tenants: dict[bytes, str] = {}
         self._gone: deque[bytes] = deque()
-        # Each of them has two items in the log, its coming and its going; so the oldest beyond this many has left it.
-        self._most_gone = limit_bytes // (2 * ENTRY_BYTES) + 1
+        self._most_gone = limit_bytes // ENTRY_BYTES + 1  # each has an item in the log, so the oldest beyond these has left it
         self._heard_s: dict[int, float] = {}
         self._heard: set[int] = set()
         self._heard_due_s = now_s + HEARD_S

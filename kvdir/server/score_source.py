@@ -53,8 +53,10 @@ class ScoreSource(Protocol):
         """Sparse. Raises KvdirError."""
         ...
 
-    async def refresh(self, digests: Iterable[bytes]) -> None:
-        """Learns of namespaces that somebody else may have heard of. Of those that nobody knows, nothing."""
+    async def refresh(self, digests: Iterable[bytes], tenants: Grant = ALL) -> None:
+        """Learns of namespaces that somebody else may have heard of. Of those that nobody knows, nothing; of those of other
+        tenants neither, for as much work.
+        """
         ...
 
 
@@ -103,7 +105,7 @@ class DirectoryScores:
         coordinator = self._coordinator
         return coordinator.directory.lookup(namespace_digest, fingerprints, min_trust=min_trust, now_s=coordinator.now_s())
 
-    async def refresh(self, digests: Iterable[bytes]) -> None:
+    async def refresh(self, digests: Iterable[bytes], tenants: Grant = ALL) -> None:
         pass
 
     def _live(self) -> Iterator[Stream]:
@@ -139,7 +141,7 @@ async def scored(
         )
     if len(names) > MAX_NAMES:
         raise TooLarge(f"{len(names)} names in one score, at most {MAX_NAMES}: ask about fewer parts or groups at a time")
-    await source.refresh({name.namespace_digest for name in names})
+    await source.refresh({name.namespace_digest for name in names}, tenants)
     spaces = _known(source.namespaces, names, tenants)
     unknown = tuple(dict.fromkeys(name.namespace_digest for name in names if name.namespace_digest not in spaces))
     if not spaces:

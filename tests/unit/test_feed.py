@@ -12,9 +12,11 @@ from kvdir.core.event import Event
 from kvdir.core.feed import ITEM_BLOCKS, Feed, narrow
 from kvdir.core.feed_items import Item, NodeItem, Page, Removed, SnapshotEnd, Start, Stored, Welcome
 from kvdir.core.feed_log import ENTRY_BYTES, FeedLog
-from kvdir.core.namespaces import Announced
+from kvdir.core.namespaces import Announced, KnownNamespace
 from kvdir.core.node import Stream
+from kvdir.core.policy import Grant
 from kvdir.core.replica import CreditLine
+from kvdir.core.sight import Sight
 from kvdir.core.watcher import MESSAGE_BYTES, MIN_CREDIT_BYTES, Watcher
 from kvdir.fingerprint import Fingerprints
 from kvdir.index import Sketch, open_index
@@ -156,6 +158,21 @@ class Told:
 
 def stored(blocks: Fingerprints, tier: Tier = Tier.CPU) -> Event:
     return Event.stored(tier, DIGEST, blocks)
+
+
+def test_the_tenant_of_a_namespace_is_known_as_long_as_the_log_speaks_of_it() -> None:
+    told = Told(limit_bytes=20 * ENTRY_BYTES)
+    spaces = [KnownNamespace(bytes([number]) * 32, EXAMPLE_NAMESPACE, number, 1) for number in range(1, 60)]
+    for space in spaces:
+        told.feed.namespace(space)
+        told.feed.namespace_gone(space.digest)
+    sight = Sight(Grant(frozenset(("none",))), frozenset(), told.feed.tenant_of)
+    assert spaces[-1].digest in sight
+    assert spaces[-9].digest in sight, "the log reaches back so far"
+    assert spaces[0].digest not in sight, "what has left the log is of nobody"
+    assert DIGEST in sight
+    assert DIGEST not in Sight(Grant(frozenset(("salt:x",))), frozenset(), told.feed.tenant_of)
+    assert DIGEST not in Sight(Grant(every=True), frozenset((bytes(32),)), told.feed.tenant_of)
 
 
 def test_events_of_one_holder_become_one_item_when_they_follow_each_other() -> None:

@@ -99,13 +99,13 @@ class Questions:
             now_s=time.monotonic(),
         )
 
-    async def know(self, namespace_digest: bytes) -> None:
+    async def know(self, namespace_digest: bytes, tenants: Grant = ALL) -> None:
         """Another coordinator may have announced it; when the store does not say in time, it stays unknown."""
         link, now_s = self._link, time.monotonic()
         if link.opened_s is None or not link.breaker.allows(now_s):
             return
         try:
-            await self._know(namespace_digest)
+            await self._know(namespace_digest, tenants)
         except (Unavailable, StoreLost, StoreRefused, TimeoutError):
             link.breaker.failed(time.monotonic(), asked_s=now_s)
 

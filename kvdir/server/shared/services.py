@@ -80,9 +80,9 @@ class StoreScores:
     async def lookup(self, namespace_digest: bytes, fingerprints: Fingerprints, min_trust: MinTrust) -> Lookup:
         return await self._coordinator.questions.lookup(namespace_digest, fingerprints, prefix=False, min_trust=min_trust)
 
-    async def refresh(self, digests: Iterable[bytes]) -> None:
+    async def refresh(self, digests: Iterable[bytes], tenants: Grant = ALL) -> None:
         for digest in digests:
-            await self._coordinator.questions.know(digest)
+            await self._coordinator.questions.know(digest, tenants)
 
 
 class SharedDirectoryService(DirectoryService):
