@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import Protocol
 
-from kvdir.core.answer import LookupMode
+from kvdir.core.answer import Lookup, LookupMode
+from kvdir.core.recent_lookups import RecentLookups
+from kvdir.obs import trace
 from kvdir.rpc.caller import caller
 from kvdir.rpc.lookup_codec import decode_fingerprints, decode_min_trust, encode_lookup
 from kvdir.server.coordinator import Coordinator
@@ -46,5 +48,12 @@ class DirectorySource:
             tenants=caller().tenants,
             now_s=coordinator.now_s(),
         )
-        coordinator.recent.add(coordinator.now_s(), request.namespace_digest, answer)
+        remember(coordinator.recent, request.namespace_digest, answer, now_s=coordinator.now_s())
         return encode_lookup(answer)
+
+
+def remember(recent: RecentLookups, namespace_digest: bytes, answer: Lookup, *, now_s: float) -> None:
+    """Among the newest lookups, under the name of the request that is current."""
+    context = trace.current()
+    trace_id = context.trace_id if context is not None else ""
+    recent.add(now_s, namespace_digest, answer, request_id=trace.request_id(), trace_id=trace_id)

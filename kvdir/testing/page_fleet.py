@@ -5,10 +5,15 @@ Every node changes a little from one copy to the next, as nodes do: ages, figure
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import random
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+
+from prometheus_client import CollectorRegistry
 
 from kvdir.core.event import ReadFigures, ReadSource
 from kvdir.core.recent_lookups import RecentLookup
@@ -19,11 +24,16 @@ from kvdir.core.who_holds import WhoHolds
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import NodeTrust, StreamState, Tier
 from kvdir.namespace import Namespace, StateGroup
-from kvdir.server.page.copies import Copy
+from kvdir.obs.http import HttpSide
+from kvdir.server.page.answers import Answers
+from kvdir.server.page.copies import Copy, PageSource
+from kvdir.server.page.feed import BUSY, INTERVAL_S, MAX_VIEWERS, Feed
+from kvdir.server.page.routes import PageRoutes
 
 BLOCK_BYTES = 128 * 2**10
+MODEL = "example/model-8b"
 NAMESPACE = Namespace.create(
-    model="example/model-8b", weights="sha256:0", kv_dtype="bfloat16", layout="NHD", block_tokens=16,
+    model=MODEL, weights="sha256:0", kv_dtype="bfloat16", layout="NHD", block_tokens=16,
     groups=(StateGroup(kind="full", layers=32, kv_heads=8, head_dim=128),), position="rope:theta=500000",
     parallel="replicated", adapter="none", hash_scheme="vllm:sha256_cbor", hash_seed="0", cache_policy="exact",
     bytes_override=BLOCK_BYTES,
@@ -31,11 +41,14 @@ NAMESPACE = Namespace.create(
 _VIEW = NamespaceView(NAMESPACE.digest, NAMESPACE.canonical(), BLOCK_BYTES, NAMESPACE.block_tokens)
 
 
-def fleet_copy(nodes: int, *, now_s: float = 100.0, names: Sequence[str] = ()) -> Copy:
-    """All of them synced. names: of the first ones, instead of node-000, node-001, ..."""
+def fleet_copy(nodes: int, *, now_s: float = 100.0, names: Sequence[str] = (), model: str = MODEL) -> Copy:
+    """All of them synced. names: of the first ones, instead of node-000, node-001, ... model: that the namespace names."""
+    served = _VIEW if model == MODEL else replace(_VIEW, canonical_json=replace(NAMESPACE, model=model).canonical())
     views = tuple(_node(names[at] if at < len(names) else f"node-{at:03d}", at, nodes, now_s) for at in range(nodes))
     blocks = sum(holding.blocks.value for view in views for holding in view.holdings)
-    status = StatusView("0.0", "fleet", now_s, False, blocks, 16 * blocks, nodes, nodes, (_VIEW,), 1000, 30_000, 21_000, 50_000)
+    status = StatusView(
+        "0.0", "fleet", now_s, False, blocks, 16 * blocks, nodes, nodes, (served,), 1000, 30_000, 21_000, 50_000
+    )
     return Copy(
         life="fleet", now_s=now_s, unix_ms=int(time.time() * 1000), status=status, stale_blocks=10, nodes=views, notes=(),
         noted=0, lookups=(), remarks=(), watchers=0, lookup_workers=0, heartbeat_s=1.0, stale_after_s=5.0,
@@ -44,15 +57,17 @@ def fleet_copy(nodes: int, *, now_s: float = 100.0, names: Sequence[str] = ()) -
 
 
 class FleetSource:
-    """PageSource over such a fleet."""
+    """PageSource over such a fleet. copies: how often one was asked for."""
 
-    def __init__(self, nodes: int, *, names: Sequence[str] = (), seed: int = 0) -> None:
+    def __init__(self, nodes: int, *, names: Sequence[str] = (), model: str = MODEL, seed: int = 0) -> None:
         self._rng = random.Random(seed)
-        self._copy = fleet_copy(nodes, now_s=time.monotonic(), names=names)
+        self._copy = fleet_copy(nodes, now_s=time.monotonic(), names=names, model=model)
         self._notes: list[StoryEntry] = []
         self._noted = 0
+        self.copies = 0
 
     async def copy(self) -> Copy:
+        self.copies += 1
         now_s, rng, status = time.monotonic(), self._rng, self._copy.status
         took_s = now_s - self._copy.now_s
         nodes = tuple(_moved(view, rng, now_s) for view in self._copy.nodes)
@@ -126,3 +141,26 @@ def _moved(view: NodeView, rng: random.Random, now_s: float) -> NodeView:
         reads=moved,
         holdings=(holding,) if holding else (),
     )
+
+
+@contextlib.contextmanager
+def page_server(
+    source: PageSource, *, max_viewers: int = MAX_VIEWERS, interval_s: float = INTERVAL_S, busy: float = BUSY
+) -> Iterator[str]:
+    """The page of that source on a free loopback port, with a loop of its own in another thread. Yields its URL."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="page-source", daemon=True)
+    thread.start()
+    feed = Feed(source, loop, max_viewers=max_viewers, interval_s=interval_s, busy=busy)
+    routes = PageRoutes(feed, Answers(source, loop))
+    try:
+        side = HttpSide(("127.0.0.1", 0), CollectorRegistry(), alive=str, ready=str, further=routes)
+        try:
+            yield f"http://127.0.0.1:{side.address[1]}/"
+        finally:
+            side.close()
+    finally:
+        asyncio.run_coroutine_threadsafe(feed.close(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

@@ -11,8 +11,9 @@ thread. Format: WHATWG HTML, "Server-sent events".
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
+import queue
+import selectors
 import socket
 import threading
 import time
@@ -22,7 +23,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from kvdir.obs.logs import say
-from kvdir.server.page.copies import Copy, PageSource
+from kvdir.server.page.copies import PageSource
 from kvdir.server.page.document import document
 from kvdir.server.page.rates import Rates
 
@@ -39,7 +40,7 @@ _HEAD = b"retry: 2000\n\n"
 
 @dataclass(slots=True, eq=False)
 class _Viewer:
-    """pending: of what it was sent last, what its socket has not taken."""
+    """pending: of what it was sent last, what its socket has not taken. skipped: pictures."""
 
     socket: socket.socket
     took_s: float
@@ -49,14 +50,13 @@ class _Viewer:
     def offer(self, event: bytes, now_s: float) -> bool:
         """Sends it, or skips it when the last one is still under way. Returns whether the viewer is still there."""
         if self.pending:
-            self._flush(now_s)
-        if self.pending:
             self.skipped += 1
             return now_s - self.took_s < STALL_S
         self.pending = memoryview(event)
-        return self._flush(now_s)
+        return self.flush(now_s)
 
-    def _flush(self, now_s: float) -> bool:
+    def flush(self, now_s: float) -> bool:
+        """Sends what it takes now. Returns whether it is still there."""
         try:
             while self.pending:
                 sent = self.socket.send(self.pending)
@@ -64,9 +64,17 @@ class _Viewer:
         except BlockingIOError:
             return True
         except OSError:
-            self.took_s = float("-inf")
             return False
         return True
+
+    def silent(self) -> bool:
+        """Whether it is still there: there is something to read of it, and a viewer has nothing more to say."""
+        try:
+            return bool(self.socket.recv(1024))
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
 
 
 class Feed:
@@ -79,28 +87,32 @@ class Feed:
         *,
         max_viewers: int = MAX_VIEWERS,
         interval_s: float = INTERVAL_S,
+        busy: float = BUSY,
     ) -> None:
         self._source = source
         self._loop = loop
         self._max_viewers = max_viewers
         self._interval_s = interval_s
-        self._changed = threading.Condition()
-        self._joining: list[_Viewer] = []
-        self._viewers: list[_Viewer] = []
+        self._busy = busy
+        self._joining: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
+        self._viewers: set[_Viewer] = set()
         self._closed = False
         self._rates = Rates()
         self._number = 0
-        self.copy: Copy | None = None
-        """The newest one; None before anybody watched."""
+        self._due_s = 0.0
         self.cost_s = 0.0
         """Of the newest picture, in this thread and on the loop."""
+        self._selector = selectors.DefaultSelector()
+        self._woken, self._waker = socket.socketpair()
+        self._woken.setblocking(False)
+        self._selector.register(self._woken, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._run, name="page", daemon=True)
         self._thread.start()
 
     @property
     def viewers(self) -> int:
         """Who watches now."""
-        return len(self._viewers) + len(self._joining)
+        return len(self._viewers) + self._joining.qsize()
 
     def full(self) -> str:
         """Why nobody more may watch, in words; empty when there is room."""
@@ -110,65 +122,87 @@ class Feed:
 
     def join(self, connection: socket.socket) -> bool:
         """Takes the connection over, whose head was sent. False: there is no room, and it is the caller's still."""
-        with self._changed:
-            if self._closed or self.viewers >= self._max_viewers:
-                return False
-            connection.setblocking(False)
-            self._joining.append(_Viewer(connection, time.monotonic()))
-            self._changed.notify()
+        if self._closed or self.viewers >= self._max_viewers:
+            return False
+        connection.setblocking(False)
+        self._joining.put(connection)
+        self._waker.send(b"j")
         return True
 
     async def close(self) -> None:
         """Ends every stream; clients come back by themselves. On the loop, which goes on turning for a copy under way."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
+        self._closed = True
+        self._waker.send(b"c")
         await asyncio.to_thread(self._thread.join)
 
     # -- the thread ------------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
-            while self._wait():
-                began_s = time.monotonic()
-                self._picture()
-                self.cost_s = time.monotonic() - began_s
-                with self._changed:
-                    if not self._closed and not self._joining:
-                        self._changed.wait(max(self._interval_s, self.cost_s / BUSY) - self.cost_s)
+            while not self._closed:
+                self._turn()
         finally:
-            for viewer in (*self._viewers, *self._joining):
-                viewer.socket.close()
+            for viewer in tuple(self._viewers):
+                self._leave(viewer)
+            while not self._joining.empty():
+                self._joining.get().close()
+            self._selector.close()
+            self._woken.close()
+            self._waker.close()
 
-    def _wait(self) -> bool:
-        """Until somebody watches. False: it is over."""
-        with self._changed:
-            while not (self._closed or self._joining or self._viewers):
-                self._changed.wait()
-            return not self._closed
+    def _turn(self) -> None:
+        """Waits until a picture is due or a socket has something, and does that."""
+        wait_s = max(0.0, self._due_s - time.monotonic()) if self._viewers else None
+        for key, events in self._selector.select(wait_s):
+            viewer = key.data
+            if viewer is None:
+                self._woken.recv(1024)
+            elif (events & selectors.EVENT_READ and not viewer.silent()) or not viewer.flush(time.monotonic()):
+                self._leave(viewer)
+            else:
+                self._attend(viewer)
+        while not self._joining.empty():
+            self._welcome(self._joining.get())
+        if self._viewers and not self._closed and time.monotonic() >= self._due_s:
+            self._picture()
+
+    def _welcome(self, connection: socket.socket) -> None:
+        """The picture that everybody gets next comes at once."""
+        viewer = _Viewer(connection, time.monotonic())
+        self._viewers.add(viewer)
+        self._selector.register(connection, selectors.EVENT_READ, viewer)
+        self._due_s = 0.0
+        self._send(viewer, _HEAD + _event("history", list(self._rates.points)))
 
     def _picture(self) -> None:
+        began_s = time.monotonic()
         event = self._next_event()
-        now_s = time.monotonic()
-        with self._changed:
-            joining, self._joining = self._joining, []
-        if joining:
-            history = _HEAD + _event("history", list(self._rates.points))
-            for viewer in joining:
-                viewer.offer(history, now_s)
-        watching = [*self._viewers, *joining]
-        self._viewers = [viewer for viewer in watching if viewer.offer(event, now_s)]
-        for viewer in watching:
-            if viewer not in self._viewers:
-                with contextlib.suppress(OSError):
-                    viewer.socket.close()
+        for viewer in tuple(self._viewers):
+            self._send(viewer, event)
+        self.cost_s = time.monotonic() - began_s
+        self._due_s = began_s + max(self._interval_s, self.cost_s / self._busy)
+
+    def _send(self, viewer: _Viewer, event: bytes) -> None:
+        if viewer.offer(event, time.monotonic()):
+            self._attend(viewer)
+        else:
+            self._leave(viewer)
+
+    def _attend(self, viewer: _Viewer) -> None:
+        """Told when it takes more, as long as there is more."""
+        self._selector.modify(viewer.socket, selectors.EVENT_READ | (selectors.EVENT_WRITE if viewer.pending else 0), viewer)
+
+    def _leave(self, viewer: _Viewer) -> None:
+        self._viewers.discard(viewer)
+        self._selector.unregister(viewer.socket)
+        viewer.socket.close()
 
     def _next_event(self) -> bytes:
         """A picture; or that there is none, because the coordinator's loop does not turn."""
         try:
             copied = asyncio.run_coroutine_threadsafe(self._source.copy(), self._loop)
             try:
-                copy = self.copy = copied.result(COPY_S)
+                copy = copied.result(COPY_S)
             finally:
                 copied.cancel()
         except (TimeoutError, CancelledError, RuntimeError):  # RuntimeError: the loop is closed

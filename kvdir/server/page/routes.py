@@ -81,8 +81,9 @@ class PageRoutes:
         try:
             content, status = answer(), HTTPStatus.OK
         except KvdirError as error:
+            # That there is nothing to say is an answer like others; a browser would log another status as a fault of the page.
             late = isinstance(error, Unavailable | DeadlineExceeded)
-            content, status = {"error": str(error)}, HTTPStatus.SERVICE_UNAVAILABLE if late else HTTPStatus.BAD_REQUEST
+            content, status = {"error": str(error)}, HTTPStatus.SERVICE_UNAVAILABLE if late else HTTPStatus.OK
         self._send(request, status, _JSON, msgspec.json.encode(content))
 
     def _watch(self, request: BaseHTTPRequestHandler) -> None:

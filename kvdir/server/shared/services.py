@@ -23,7 +23,7 @@ from kvdir.rpc.lookup_codec import decode_fingerprints, decode_min_trust, encode
 from kvdir.server.coordinator import fenced_response
 from kvdir.server.directory_service import DirectoryService
 from kvdir.server.events_service import read_hello, write_all
-from kvdir.server.lookup_source import PREFIX
+from kvdir.server.lookup_source import PREFIX, remember
 from kvdir.server.publishers import Publisher
 from kvdir.server.score_source import RecentEngines, models_of
 from kvdir.server.shared.coordinator import SharedCoordinator
@@ -53,7 +53,7 @@ class StoreSource:
                 min_trust=min_trust,
                 tenants=tenants,
             )
-            coordinator.recent.add(coordinator.now_s(), request.namespace_digest, answered)
+            remember(coordinator.recent, request.namespace_digest, answered, now_s=coordinator.now_s())
             return encode_lookup(answered)
 
         return answer()

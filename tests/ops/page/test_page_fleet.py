@@ -1,0 +1,129 @@
+"""The page of fleets that are not there: many nodes, hostile names, narrow windows, both colours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from kvdir.testing.page_fleet import FleetSource, page_server
+from kvdir.testing.wait import wait_until
+
+Look = Callable[..., Page]
+HOSTILE = (
+    "<img src=x onerror=alert(1)>",
+    '"><svg onload=alert(2)>',
+    "javascript:alert(3)//",
+    "a" * 200,
+    "host/<b onclick=alert(4)>engine",
+)
+MODEL = "<iframe srcdoc=x>"
+HEAP_BYTES = 50 * 2**20
+DRAW_S = 0.1
+expect.set_options(timeout=60_000)
+
+
+def pictures(page: Page) -> int:
+    return int(page.evaluate("document.documentElement.dataset.picture"))
+
+
+def wait_pictures(page: Page, count: int) -> None:
+    until = pictures(page) + count
+    wait_until(lambda: pictures(page) >= until, f"{count} pictures", within_s=60)
+
+
+def test_names_are_text_and_never_markup(look: Look) -> None:
+    with page_server(FleetSource(len(HOSTILE) + 1, names=HOSTILE, model=MODEL), interval_s=0.2) as url:
+        page = look(url, width=400)
+        wait_pictures(page, 3)
+        assert page.evaluate("document.images.length") == 1, "the mark on top"
+        assert page.evaluate("document.scripts.length") == 2
+        names = page.locator("#fleet-map .name").all_inner_texts()
+        assert {*HOSTILE[:-1], "host"} <= set(names)
+        expect(page.locator("#fleet-map .engines").filter(has_text="<b onclick=alert(4)>engine")).to_be_visible()
+        expect(page.locator("#namespaces-body td").first).to_have_text(MODEL)
+        assert page.locator("iframe, svg[onload], b").count() == 0
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        page.locator("#fleet-map .node").filter(has_text="onerror").click()
+        expect(page.locator("#node-title")).to_have_text(HOSTILE[0])
+        expect(page.locator("#node-body")).to_contain_text("applied, announced")
+        assert page.evaluate("document.images.length") == 1
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1440])
+def test_it_is_readable_in_both_colours_at_any_width(look: Look, scheme: Any, width: int) -> None:
+    with page_server(FleetSource(12), interval_s=0.2) as url:
+        page = look(url, width=width, color_scheme=scheme, reduced_motion="reduce")
+        wait_pictures(page, 3)
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "nothing scrolls sideways"
+        assert contrast(page, "body") > 7
+        for selector in (".dim", ".legend li", "#fleet-map .name"):
+            assert contrast(page, selector) > 4.5, selector
+
+
+def test_colours_are_chosen_here_and_kept(look: Look) -> None:
+    with page_server(FleetSource(3), interval_s=0.2) as url:
+        page = look(url, color_scheme="light")
+        before = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        page.click("#theme")
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before
+        page.reload()
+        page.wait_for_selector("html[data-picture]")
+        assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+
+
+def test_two_hundred_nodes_are_drawn_in_time_and_cost_little_memory(look: Look) -> None:
+    with page_server(FleetSource(200), interval_s=0.02, busy=0.9) as url:
+        page = look(url)
+        expect(page.locator("#fleet-map .node")).to_have_count(200)
+        protocol = page.context.new_cdp_session(page)
+        protocol.send("Performance.enable")
+
+        def measured() -> dict[str, float]:
+            protocol.send("HeapProfiler.collectGarbage")
+            return {item["name"]: item["value"] for item in protocol.send("Performance.getMetrics")["metrics"]}
+
+        drawn_s = []
+        for _ in range(10):
+            wait_pictures(page, 1)
+            drawn_s.append(float(page.evaluate("document.documentElement.dataset.drawMs")) / 1000)
+        wait_pictures(page, 10)
+        after = measured()
+        assert min(drawn_s) < DRAW_S
+        assert after["JSHeapUsedSize"] < HEAP_BYTES
+        assert after["Nodes"] < 10_000, "what is not shown any more is gone"
+
+
+def test_a_thousand_nodes_are_one_map_and_what_is_wrong_is_named_above_it(look: Look) -> None:
+    with page_server(FleetSource(1000, seed=1), interval_s=0.2) as url:
+        page = look(url)
+        expect(page.locator("#fleet-map .node")).to_have_count(1000)
+        expect(page.locator("#fleet-trouble button").first).to_be_visible()
+        page.fill("#fleet-filter", "node-77")
+        expect(page.locator("#fleet-map .node")).to_have_count(10)
+        page.locator("#fleet-map .node").first.click()
+        expect(page.locator("#node-title")).to_have_text("node-770")
+
+
+def contrast(page: Page, selector: str) -> float:
+    """WCAG 2 contrast of an element's text with what is behind it."""
+    return float(
+        page.locator(selector).first.evaluate(
+            """element => {
+              const light = colour => {
+                const parts = colour.match(/[\\d.]+/g).slice(0, 3).map(part => {
+                  const value = part / 255;
+                  return value <= 0.03928 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
+                });
+                return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2];
+              };
+              let behind = element;
+              while (/^rgba\\(.*, 0\\)$/.test(getComputedStyle(behind).backgroundColor)) behind = behind.parentElement;
+              const both = [light(getComputedStyle(element).color), light(getComputedStyle(behind).backgroundColor)];
+              return (Math.max(...both) + 0.05) / (Math.min(...both) + 0.05);
+            }"""
+        )
+    )
