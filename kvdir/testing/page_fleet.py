@@ -13,8 +13,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from prometheus_client import CollectorRegistry
-
 from kvdir.core.event import ReadFigures, ReadSource
 from kvdir.core.recent_lookups import RecentLookup
 from kvdir.core.story import Kind, StoryEntry
@@ -25,6 +23,7 @@ from kvdir.fingerprint import Fingerprints
 from kvdir.location import NodeTrust, StreamState, Tier
 from kvdir.namespace import Namespace, StateGroup
 from kvdir.obs.http import HttpSide
+from kvdir.obs.metrics import CoordinatorMetrics
 from kvdir.server.page.answers import Answers
 from kvdir.server.page.copies import Copy, PageSource
 from kvdir.server.page.feed import BUSY, INTERVAL_S, MAX_VIEWERS, Feed
@@ -154,7 +153,7 @@ def page_server(
     feed = Feed(source, loop, max_viewers=max_viewers, interval_s=interval_s, busy=busy)
     routes = PageRoutes(feed, Answers(source, loop))
     try:
-        side = HttpSide(("127.0.0.1", 0), CollectorRegistry(), alive=str, ready=str, further=routes)
+        side = HttpSide(("127.0.0.1", 0), CoordinatorMetrics(), alive=str, ready=str, further=routes)
         try:
             yield f"http://127.0.0.1:{side.address[1]}/"
         finally:
