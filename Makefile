@@ -102,9 +102,10 @@ docs: setup ## Regenerate the documentation that comes from code
 monitoring: setup ## Regenerate dashboards, recording rules and alerts
 	$(BIN)/python -m deploy.monitoring
 
-pictures: $(VENV)/.installed-ops $(NATIVE) ## Draw the dashboards of the docs from a demo that runs some minutes (ARGS="--seconds 60")
+pictures: $(VENV)/.installed-ops $(NATIVE) ## Draw the dashboards and the page of the docs from a demo that runs some minutes (ARGS="--seconds 60")
 	@tests/ops/install.sh
 	$(BIN)/python -m deploy.monitoring.pictures $(ARGS)
+	$(BIN)/python -m deploy.monitoring.page_picture $(ARGS)
 
 verify-docs: setup ## Fail if generated documentation, dashboards or rules are out of date
 	@$(BIN)/python -m deploy.monitoring --check

@@ -40,7 +40,7 @@ class Watched:
 @contextlib.contextmanager
 def watched_demo(*flags: str, rules: Path | None = None) -> Iterator[Watched]:
     """flags: of `kvdir demo`, beside --hold. RuntimeError with what it wrote if it does not start."""
-    with _demo(flags) as said:
+    with held_demo(flags) as said:
         jobs = {
             "kvdir": [process["http"] for process in said["coordinators"]],
             "peer-agent": [process["http"] for process in said["agents"]],
@@ -50,7 +50,8 @@ def watched_demo(*flags: str, rules: Path | None = None) -> Iterator[Watched]:
 
 
 @contextlib.contextmanager
-def _demo(flags: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+def held_demo(flags: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    """What `kvdir demo --hold` says when it is ready. RuntimeError with what it wrote if it does not start."""
     command = [sys.executable, "-m", "kvdir", "demo", "--hold", "--output", "json", "--no-progress", *flags]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None

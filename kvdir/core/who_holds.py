@@ -20,6 +20,8 @@ from kvdir.fingerprint import Fingerprints
 from kvdir.location import NodeTrust, StreamState
 
 _RUN = struct.Struct("<III")
+MAX_MEMBERS = 50_000
+"""Holders of runs that are told one by one: some 50 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,11 @@ def who_holds(directory: Directory, namespace_digest: bytes, fingerprints: Finge
     if len(fingerprints) > directory.limits.max_fingerprints:
         raise TooLarge(f"{len(fingerprints)} fingerprints, max_fingerprints is {directory.limits.max_fingerprints}")
     found = directory.index.lookup(fingerprints.packed, fingerprints.width, scope=namespace.scope)
+    members = sum(map(len, found.sets)) + sum(len(found.sets[number]) for _, _, number in _RUN.iter_unpack(found.runs))
+    if members > 4 * MAX_MEMBERS:
+        raise TooLarge(
+            f"{members // 4:,} holders of {len(fingerprints)} blocks, at most {MAX_MEMBERS:,} are told: ask for fewer"
+        )
     claims = _Claims()
     sets = [list(_members(directory, packed, claims, now_s)) for packed in found.sets]
     for start, count, number in _RUN.iter_unpack(found.runs):

@@ -7,16 +7,22 @@ from dataclasses import replace
 
 import pytest
 
+from kvdir.core.admission import Hello, Limits, Welcomed
 from kvdir.core.answer import Lookup
-from kvdir.core.event import ReadFigures
+from kvdir.core.directory import Directory
+from kvdir.core.event import Event, Heartbeat, HeartbeatFigures, ReadFigures
+from kvdir.core.namespaces import Announced
 from kvdir.core.recent_lookups import MAX_NODES, RecentLookups
+from kvdir.core.who_holds import who_holds
 from kvdir.errors import InvalidInput
-from kvdir.location import NodeTrust, StreamState
+from kvdir.fingerprint import Fingerprints
+from kvdir.index import Sketch, open_index
+from kvdir.location import NodeTrust, StreamState, Tier
 from kvdir.server.page.copies import Changes
-from kvdir.server.page.document import document
+from kvdir.server.page.document import document, explained
 from kvdir.server.page.question import MAX_FINGERPRINTS, read_question
 from kvdir.server.page.rates import Rates
-from kvdir.testing.page_fleet import fleet_copy
+from kvdir.testing.page_fleet import NAMESPACE, fleet_copy
 
 ONE, OTHER = bytes(range(32)), bytes(range(32, 64))
 
@@ -132,3 +138,30 @@ def test_recent_lookups_are_found_by_either_name_and_bounded() -> None:
     assert found is not None
     assert (found.request_id, found.hits, len(found.nodes), found.more) == ("r2", 2, MAX_NODES, 3)
     assert [item.hits for item in recent.newest(9)] == [2, 1]
+
+
+def test_who_is_left_out_of_an_answer_and_why_is_said() -> None:
+    directory, digest = Directory(open_index(), Sketch, Limits(), now_s=0.0), NAMESPACE.digest
+    announced = Announced(digest, NAMESPACE.canonical().encode(), NAMESPACE.block_bytes)
+    blocks = Fingerprints.of([ONE, OTHER])
+    streams = {}
+    for epoch, name in enumerate(("here", "silent", "lossy"), 1):
+        said = directory.hello(Hello(name, epoch, 0, namespaces=(announced,)), now_s=0.0)
+        assert isinstance(said, Welcomed)
+        streams[name] = said.stream
+    directory.batch(streams["here"], 1, [Event.stored(Tier.CPU, digest, blocks)], now_s=0.0)
+    directory.batch(streams["silent"], 1, [Event.stored(Tier.CPU, digest, blocks.slice(0, 1))], now_s=0.0)
+    for name in ("here", "lossy"):
+        directory.heartbeat(streams[name], Heartbeat(1 if name == "here" else 3, HeartbeatFigures()), now_s=100.0)
+    directory.tick(now_s=100.0)
+    answer = who_holds(directory, digest, blocks, now_s=100.0)
+    assert {claim.trust.node: (claim.blocks, bool(claim.left_out)) for claim in answer.claims} == {
+        "here": (2, False),
+        "silent": (1, True),
+    }
+    assert answer.hits == 2
+    assert [trust.node for trust in answer.doubtful] == ["lossy"], "it may hold what it was not heard to hold"
+    assert directory.counters.lookups == 0
+    told = explained(answer, None)
+    assert [claim["node"] for claim in told["claims"]] == ["here", "silent"]
+    assert told["runs"] == [(0, 1, [0, 1]), (1, 1, [0])]

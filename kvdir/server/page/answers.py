@@ -80,7 +80,10 @@ class Answers:
             wanted = list(known)[:MAX_NAMESPACES]
         if not wanted:
             raise InvalidInput("no namespace is announced here yet: there is nothing to look up in")
-        answers = [await self._source.explain(digest, fingerprints) for digest in wanted]
+        answers = []
+        for digest in wanted:
+            answers.append(await self._source.explain(digest, fingerprints))
+            await asyncio.sleep(0)  # others have their turn
         return {"lookups": _told(answers, known), "tried": len(wanted), "known": len(known)}
 
     def _wait(self, question: Coroutine[Any, Any, T]) -> T:

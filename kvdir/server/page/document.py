@@ -18,7 +18,7 @@ from kvdir.core.recent_lookups import RecentLookup
 from kvdir.core.story import StoryEntry
 from kvdir.core.trust import Cumulative
 from kvdir.core.views import HoldingView, NamespaceView, NodeView
-from kvdir.core.who_holds import WhoHolds
+from kvdir.core.who_holds import Claim, WhoHolds
 from kvdir.errors import NamespaceError
 from kvdir.location import NodeTrust, StreamState, Tier
 from kvdir.namespace import Namespace
@@ -26,6 +26,7 @@ from kvdir.server.page.copies import Copy
 from kvdir.server.page.rates import Point
 
 NAMESPACES = 12
+CLAIMS = 50
 _TIERS = {int(tier): tier.name.lower() for tier in Tier}
 
 Figure = tuple[int, str]
@@ -244,24 +245,29 @@ def recent_document(item: RecentLookup, *, now_s: float) -> dict[str, Any]:
 
 
 def explained(answer: WhoHolds, view: NamespaceView | None) -> dict[str, Any]:
-    """Who holds what, for the explainer."""
+    """Who holds what, for the explainer. claims: those with most blocks, at most CLAIMS; runs name them by their places."""
+    order = sorted(range(len(answer.claims)), key=lambda number: -answer.claims[number].blocks)[:CLAIMS]
+    place = {number: at for at, number in enumerate(order)}
     return {
         "namespace": name_of(answer.namespace_digest, view),
         "asked": answer.asked,
         "hits": answer.hits,
         "warming": answer.warming,
         "incomplete": answer.incomplete,
-        "runs": answer.runs,
-        "claims": [
-            {
-                **_trust(claim.trust),
-                "blocks": claim.blocks,
-                "tiers": {_TIERS.get(tier, str(tier)): blocks for tier, blocks in claim.tiers},
-                "left_out": claim.left_out,
-            }
-            for claim in answer.claims
-        ],
-        "doubtful": [_trust(trust) for trust in answer.doubtful],
+        "runs": [(start, count, [place[at] for at in claims if at in place]) for start, count, claims in answer.runs],
+        "claims": [_claim(answer.claims[number]) for number in order],
+        "more_claims": len(answer.claims) - len(order),
+        "doubtful": [_trust(trust) for trust in answer.doubtful[:CLAIMS]],
+        "more_doubtful": max(0, len(answer.doubtful) - CLAIMS),
+    }
+
+
+def _claim(claim: Claim) -> dict[str, Any]:
+    return {
+        **_trust(claim.trust),
+        "blocks": claim.blocks,
+        "tiers": {_TIERS.get(tier, str(tier)): blocks for tier, blocks in claim.tiers},
+        "left_out": claim.left_out,
     }
 
 

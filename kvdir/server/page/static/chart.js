@@ -144,7 +144,7 @@ function grid(pen, plot, most, window_s, end, x, y, colour) {
     pen.fillText(short(most * part), plot.left - 6, at);
   }
   pen.textBaseline = "alphabetic";
-  const step_s = window_s > 120 ? 60 : 15;
+  const step_s = window_s > 120 ? 60 : 30;
   for (let ago_s = 0; ago_s < window_s - step_s / 4; ago_s += step_s) {
     pen.textAlign = ago_s ? "center" : "right";
     const words = step_s < 60 ? `−${ago_s} s` : `−${ago_s / 60} min`;

@@ -2,8 +2,6 @@
 import { $, el, stateIcon, table } from "./dom.js";
 import { count, share, span } from "./format.js";
 
-const NODES_SHOWN = 50;
-
 export class Explainer {
   constructor(open) {
     this.open = open;
@@ -83,13 +81,14 @@ export class Explainer {
   lookup(item) {
     const { namespace } = item;
     const title = el("p", {}, el("strong", {}, `${count(item.hits)} of ${count(item.asked)} blocks`), ` are named in `, el("span", { title: namespace.digest }, `${namespace.model || "?"} (${namespace.digest.slice(0, 8)})`), el("span", { class: "dim" }, `, ${namespace.words}`));
-    const claims = item.claims.map((claim, number) => this.claim(item, claim, number)).slice(0, NODES_SHOWN);
+    const claims = item.claims.map((claim, number) => this.claim(item, claim, number));
     const parts = [title];
     if (claims.length) parts.push(el("div", { class: "scroll" }, table(["node", "state", "heard #", "blocks #", "which", ""], claims, { class: "claims" })));
-    if (item.claims.length > NODES_SHOWN) parts.push(el("p", { class: "dim" }, `and ${count(item.claims.length - NODES_SHOWN)} more nodes`));
-    for (const node of item.doubtful.slice(0, NODES_SHOWN)) {
+    if (item.more_claims) parts.push(el("p", { class: "dim" }, `and ${count(item.more_claims)} more nodes, with fewer of the blocks`));
+    for (const node of item.doubtful) {
       parts.push(el("p", {}, stateIcon(node.state), ` ${node.node} has no entry of them, but may hold some all the same: it is ${node.state}${node.reason ? ` (${node.reason})` : ""}.`));
     }
+    if (item.more_doubtful) parts.push(el("p", { class: "dim" }, `and ${count(item.more_doubtful)} more like it`));
     return el("div", { class: "answer" }, ...parts);
   }
 

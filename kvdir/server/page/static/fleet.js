@@ -155,7 +155,8 @@ class Tile {
     setText(this.blocks, group.own ? `${figure(blocks, short)} blocks` : "no agent of this name");
     this.blocks.classList.toggle("untrusted", Boolean(blocks[1]));
     setAttribute(this.blocks, "title", blocks[1] && `not trusted: ${blocks[1]}`);
-    setText(this.memory, node.capacity ? `${share(node.used, node.capacity)} of ${bytes(node.capacity)}` : "");
+    setText(this.memory, node.capacity ? bytes(node.used) : "");
+    setAttribute(this.fill, "title", node.capacity ? `${share(node.used, node.capacity)} of ${bytes(node.capacity)}` : "");
     setText(this.reason, node.hidden ? `left out of answers: not heard for ${span(node.age_s)}` : node.reason);
     this.reason.hidden = !this.reason.textContent;
     setAttribute(this.button, "aria-label", wordsOf(node, coordinator));

@@ -3,6 +3,7 @@ import { $, el, setText, stateIcon } from "./dom.js";
 import { clock, count, span } from "./format.js";
 
 const KEPT = 200;
+const MOST_CHARACTERS = 200;
 const CHANGE = /^(\w+) -> (\w+)(?:: (.*))?$/s;
 
 export class Log {
@@ -114,13 +115,14 @@ class Episode {
   }
 
   say(end) {
-    const how = this.means.length ? `; ${this.means.join(", then ")}` : "";
-    setText(this.words, `${this.state}${this.reason ? `: ${this.reason}` : ""}${how}${end}`);
+    const how = this.means.join(", then ");
+    const what = [end ? "" : this.state, this.reason.replace(/^\w+ under way; /, ""), how].filter(Boolean).join(": ");
+    setText(this.words, `${what}${end}`);
   }
 }
 
 function line(at, link, icon, words) {
-  return el("li", {}, el("time", {}, clock(at)), el("span", { class: "icon" }, icon ? stateIcon(icon) : ""), link, el("span", { class: "words" }, words));
+  return el("li", {}, el("time", {}, clock(at)), el("span", { class: "icon" }, icon ? stateIcon(icon) : ""), link, el("span", { class: "words", title: words }, words.length > MOST_CHARACTERS ? `${words.slice(0, MOST_CHARACTERS)}…` : words));
 }
 
 function iconOf(kind) {
