@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
     options.into.mkdir(parents=True, exist_ok=True)
     with held_demo(tuple(options.demo)) as said, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program("chromium", "chromium-browser"), args=["--no-sandbox"])
-        page = browser.new_page()
+        page: Any = browser.new_page()
         page.goto(said["page"])
         page.wait_for_selector("html[data-picture]")
         page.wait_for_timeout(1000 * options.seconds)
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
         page.wait_for_timeout(1000 * STOPPED_S)
         for name, (width, height, scheme) in SIZES.items():
             page.set_viewport_size({"width": width, "height": height})
-            page.emulate_media(color_scheme=scheme, reduced_motion="reduce")  # type: ignore[arg-type]
+            page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
             page.wait_for_timeout(1500)
             take(page, options.into / f"{name}.png")
         os.kill(said["agents"][-1]["pid"], signal.SIGCONT)
