@@ -4,7 +4,7 @@ How: the files shake hands with themselves, in memory, by Python's own OpenSSL; 
 same words. So no parser of certificates is needed, and none of our own is trusted (docs/adr/0022).
 
 Rules: every fault of the three files is said at once, with the file and what to do; an encrypted key is refused, since nobody
-is there to type its password. Blocking, a few ms. Does not: watch the files (credentials.py), or speak TLS to anybody.
+is there to type its password. Blocking, a few ms. Does not: watch the files (tls.py), or speak TLS to anybody.
 """
 
 from __future__ import annotations
@@ -81,12 +81,17 @@ def read_certificate(files: TlsFiles, *, server: bool, names: Sequence[str] = ()
 
     Raises ConfigError with every fault that can be told apart.
     """
+    problem = "kept changing while they were read"
     for _ in range(_TRIES):
         before = stamp(files)
-        found = _read(files, server=server, names=names, perhaps=perhaps)
+        try:
+            found = _read(files, server=server, names=names, perhaps=perhaps)
+        except OSError as error:  # ssl.SSLError, too: replaced between two looks
+            problem = f"cannot be used: {error}"
+            continue
         if stamp(files) == before:  # else what was checked may not be what was read
             return found
-    raise ConfigError([f"tls_cert: {files.certificate} and its key or CA kept changing while they were read"])
+    raise ConfigError([f"tls_cert: {files.certificate}, its key or its CA {problem}"])
 
 
 def stamp(files: TlsFiles) -> tuple[object, ...]:

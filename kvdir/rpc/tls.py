@@ -27,10 +27,10 @@ import grpc.aio
 from kvdir.errors import ConfigError
 from kvdir.obs.logs import say
 from kvdir.obs.tally import Tally
-from kvdir.rpc.certificates import Certificate, TlsFiles, missing, read_certificate, stamp
+from kvdir.rpc.certificates import Certificate, TlsFiles, read_certificate, stamp
 from kvdir.rpc.channel import Options, wait_ready, wait_ready_blocking
 
-__all__ = ["PLAINTEXT", "Certificate", "Credentials", "Dialer", "ServerTls", "TlsFiles", "bind", "missing"]
+__all__ = ["PLAINTEXT", "Certificate", "Credentials", "Dialer", "ServerTls", "TlsFiles", "bind"]
 
 log = logging.getLogger("kvdir.tls")
 

@@ -286,8 +286,14 @@ def _itself(coordinator: AnyCoordinator, server: grpc.aio.Server, address: str, 
         return Itself(address)
     if coordinator.place is not None:
         return Itself(address, Dialer(via=coordinator.place.socket))
-    socket = f"unix:{stack.enter_context(tempfile.TemporaryDirectory(prefix='kvdir-itself-'))}/grpc"
-    bind(server, socket, None)
+    try:
+        socket = f"unix:{stack.enter_context(tempfile.TemporaryDirectory(prefix='kvdir-itself-'))}/grpc"
+    except OSError as error:
+        raise ConfigError(
+            [f"indexer_listen: with TLS it needs a socket in a directory of its own: {error}; set TMPDIR"]
+        ) from error
+    if not bind(server, socket, None):
+        raise ConfigError([f"indexer_listen: cannot listen on {socket}: set TMPDIR to a directory with a short name"])
     return Itself(address, Dialer(via=socket))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import ssl
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import kvdir
 from kvdir.config import load
 from kvdir.errors import ConfigError
+from kvdir.rpc import certificates
 from kvdir.rpc import tls as tls_module
 from kvdir.rpc.certificates import Certificate, TlsFiles, read_certificate
 from kvdir.rpc.tls import Credentials, Dialer, ServerTls
@@ -130,6 +132,26 @@ def test_certificate_is_renewed_when_a_symbolic_link_is_swapped(tmp_path: Path) 
     (tmp_path / "..new").replace(data)
     assert credentials.current() is not before
     assert (credentials.reloads, credentials.failed_reloads) == (1, 0)
+
+
+def test_files_are_read_again_when_they_are_replaced_between_two_looks(mine: TlsFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    shake, looks = certificates._handshake, []
+
+    def replaced_meanwhile(*given: object, **more: object) -> object:
+        looks.append(1)
+        if len(looks) == 1:
+            raise ssl.SSLError("PEM lib")  # as load_cert_chain does
+        if len(looks) == 2:
+            install(CERTIFICATES.files("agent-a-2"), mine)
+        return shake(*given, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(certificates, "_handshake", replaced_meanwhile)
+    found = read_certificate(mine, server=False)
+    assert found.chain == Path(CERTIFICATES.files("agent-a-2").certificate).read_bytes()
+    monkeypatch.setattr(certificates, "_TRIES", 1)
+    looks.clear()
+    with pytest.raises(ConfigError, match="cannot be used: .*PEM lib"):
+        read_certificate(mine, server=False)
 
 
 def test_no_key_is_shown_when_a_certificate_is_printed() -> None:
