@@ -10,6 +10,7 @@ from kvdir.core.views import NodeView
 from kvdir.location import StreamState
 from kvdir.obs.definition import Family
 from kvdir.obs.definitions import family
+from kvdir.obs.exposition import Breather
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,8 @@ def in_order(rows: Iterable[StreamRow]) -> tuple[StreamRow, ...]:
 
 
 def stream_families(rows: tuple[StreamRow, ...]) -> Iterator[Family]:
-    """One family at a time, since each may be long."""
+    """One family at a time, since each may be long; gives way to other threads, as writing them does."""
+    breathe = Breather()
     states = family("kvdir_streams")
     for row in rows:
         states.add(1, row.state.name.lower())
@@ -95,10 +97,12 @@ def stream_families(rows: tuple[StreamRow, ...]) -> Iterator[Family]:
         out = family(name)
         for row in rows:
             out.add(figure(row), row.node)
+            breathe()
         yield out
     repairs = family("kvdir_stream_repairs_total")
     for row in rows:
         repairs.add(row.replays, row.node, "replay")
         repairs.add(row.sketches, row.node, "sketch")
         repairs.add(row.snapshots, row.node, "snapshot")
+        breathe()
     yield repairs
