@@ -42,6 +42,7 @@ class Empty(enum.StrEnum):
     WITHOUT_STORE = "Empty unless the directory lies in Redis or Valkey (--store)."
     WITHOUT_REPLICA = "Empty unless agents keep replicas (--replica)."
     WITHOUT_ENGINE_STREAMS = "Empty unless agents follow the event streams of engines (--engine)."
+    WITHOUT_LOOKUP_WORKERS = "Empty unless there are lookup workers (--lookup-workers)."
     WITHOUT_RDMA_PLANES = "Empty unless peers are read by ucx or nixl."
     WITHOUT_TLS = "Empty unless TLS is set up."
     WITHOUT_QUOTAS = "Empty unless quotas are set."
@@ -220,8 +221,8 @@ def _defaults(panel: Panel) -> Json:
 def _lines(panel: Panel) -> Json:
     return {
         "drawStyle": "line",
-        "lineWidth": 1,
-        "fillOpacity": 60 if panel.stacked else 8,
+        "lineWidth": 0 if panel.stacked else 1,  # else a series that is 0 draws a line over the others
+        "fillOpacity": 70 if panel.stacked else 8,
         "showPoints": "never",
         "spanNulls": False,
         "stacking": {"mode": "normal" if panel.stacked else "none", "group": "A"},

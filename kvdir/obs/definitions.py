@@ -137,7 +137,7 @@ GROUPS: tuple[Group, ...] = (
         gauge("kvdir_restored_blocks", "Of those, hints that their nodes have not confirmed yet."),
     ),
     group(
-        "Watchers", "Who follows the directory, and who is too slow?", "Fleet", _C,
+        "Watchers", "Who follows the directory, and who is too slow?", "Capacity", _C,
         counter("kvdir_watch_opened_total", "Watch calls begun."),
         counter("kvdir_watch_snapshots_total", "Watch calls that began with a snapshot."),
         counter("kvdir_watch_resumed_total", "Watch calls that went on where an earlier one ended."),
@@ -150,7 +150,7 @@ GROUPS: tuple[Group, ...] = (
         gauge("kvdir_watch_log_bytes", "Changes kept for watchers; none are while nobody watches."),
     ),
     group(
-        "Lookup workers", "Do the processes that answer lookups live?", "Fleet", _C,
+        "Lookup workers", "Do the processes that answer lookups live?", "Capacity", _C,
         gauge("kvdir_lookup_workers", "Lookup workers that serve."),
         counter("kvdir_lookup_worker_restarts_total", "Lookup workers that ended and were replaced."),
         counter("kvdir_lookup_worker_kills_total", "Of those, ended by us because they hung."),

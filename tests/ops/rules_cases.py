@@ -126,7 +126,11 @@ DIRECTORY = (
     ),
     Case("KvdirGapNotRepaired", 8, {_of("kvdir_stream_missing_events", node="a"): Gauge(0, 7)}, labels=LABELS | {"node": "a"}),
     Case(
-        "KvdirRepairsFail", 12, {_of("kvdir_repairs_total", kind="replay", outcome="failed"): Counter(0, 1)},
+        "KvdirRepairsFail", 12,
+        {
+            _of("kvdir_repairs_total", kind="replay", outcome="asked"): Counter(2, 2),
+            _of("kvdir_repairs_total", kind="replay", outcome="failed"): Counter(0.2, 1.5),
+        },
         labels=LABELS | {"kind": "replay"},
     ),
     Case("KvdirDigestContradictions", 30, {_of("kvdir_digest_contradictions_total"): Counter(0, 0.2)}),

@@ -21,6 +21,7 @@ from deploy.monitoring.boards import BOARDS
 from deploy.monitoring.grafana import COLUMNS, Dashboard, Empty, to_json
 from deploy.monitoring.watched import Watched, watched_demo
 from kvdir.obs.definitions import DEFINITIONS
+from kvdir.obs.definitions import GROUPS as METRICS
 
 SUFFIXES = re.compile(r"_(bucket|sum|count)$")
 NOT_OURS = re.compile(r"up|ALERTS|vllm:.+|(cluster):.+")
@@ -63,6 +64,19 @@ def test_every_metric_that_is_named_is_declared() -> None:
         if not NOT_OURS.fullmatch(name) and name not in known and SUFFIXES.sub("", name) not in known
     }
     assert not unknown
+
+
+def test_every_group_of_metrics_is_drawn_where_its_page_says() -> None:
+    """docs/metrics.md names a dashboard for each group; some of its metrics must be there."""
+    drawn = {
+        board.title: {
+            SUFFIXES.sub("", name) for panel in board.panels for query in panel.queries for name in named_metrics(query.expr)
+        }
+        for board in BOARDS
+    }
+    for group in METRICS:
+        named = {SUFFIXES.sub("", metric.name) for metric in group.metrics}
+        assert drawn[group.dashboard] & named, f"{group.title}: nothing of it is in {group.dashboard}"
 
 
 def test_names_are_found_wherever_they_stand_in_an_expression() -> None:

@@ -54,8 +54,15 @@ DIRECTORY = Group(
         ),
         Alert(
             name="KvdirRepairsFail", after="0m",
-            expr=f'sum by ({PROCESS}, kind) (increase(kvdir_repairs_total{{outcome="failed"}}[15m])) > 5',
-            why="A repair fails when its node goes away in the middle of it; more than five in 15 minutes have another reason.",
+            expr=(
+                f'sum by ({PROCESS}, kind) (increase(kvdir_repairs_total{{outcome="failed"}}[15m])) > 5\n'
+                f'and sum by ({PROCESS}, kind) (increase(kvdir_repairs_total{{outcome="failed"}}[15m]))\n'
+                f'> 0.25 * sum by ({PROCESS}, kind) (increase(kvdir_repairs_total{{outcome="asked"}}[15m]))'
+            ),
+            why=(
+                "A network that drops fails some and the next one succeeds. A quarter, and more than five, is no chance any "
+                "more."
+            ),
             summary="Repairs of streams fail",
             description=(
                 "{{ $value | humanize }} {{ $labels.kind }} repairs failed at {{ $labels.instance }} within 15 minutes."

@@ -108,7 +108,7 @@ _PROCESSES = Row(
     "Coordinators",
     (
         Panel(
-            title="CPU", width=6, thresholds=[(0.8, RED)],
+            title="CPU", width=5, thresholds=[(0.8, RED)],
             good="Below 0.8 of a core; beyond, add coordinators or lookup workers.",
             queries=[Query(
                 f"rate(process_cpu_seconds_total{{{COORDINATOR}}}[$__rate_interval]) and {SAME_PROCESS} kvdir_build_info",
@@ -116,13 +116,13 @@ _PROCESSES = Row(
             )],
         ),
         Panel(
-            title="Resident memory", width=6, unit="bytes", good="The index, and some 100 MiB beside it.",
+            title="Resident memory", width=5, unit="bytes", good="The index, and some 100 MiB beside it.",
             queries=[
                 Query(f"process_resident_memory_bytes{{{COORDINATOR}}} and {SAME_PROCESS} kvdir_build_info", "{{instance}}")
             ],
         ),
         Panel(
-            title="Open files", width=6, unit="percentunit", most=1, thresholds=[(0.8, ORANGE)],
+            title="Open files", width=5, unit="percentunit", most=1, thresholds=[(0.8, ORANGE)],
             good="Below 80 % of what the process may open: a few for every agent.",
             queries=[Query(
                 f"process_open_fds{{{COORDINATOR}}} / process_max_fds{{{COORDINATOR}}} and {SAME_PROCESS} kvdir_build_info",
@@ -130,12 +130,20 @@ _PROCESSES = Row(
             )],
         ),
         Panel(
-            title="A scrape, 99 % within", width=6, unit="s", good="Below 50 ms.",
+            title="A scrape, 99 % within", width=5, unit="s", good="Below 50 ms.",
             queries=[
                 Query(quantile(0.99, "kvdir_scrape_duration_seconds", COORDINATOR), "coordinators"),
                 Query(quantile(0.99, "peer_agent_scrape_duration_seconds", SCOPE), "agents"),
             ],
             colours={"coordinators": BLUE},
+        ),
+        Panel(
+            title="Lookup workers", width=4, empty=Empty.WITHOUT_LOOKUP_WORKERS,
+            good="As many as were asked for, and no restarts.",
+            queries=[
+                Query(f"kvdir_lookup_workers{{{COORDINATOR}}}", "at {{instance}}"),
+                Query(rate("kvdir_lookup_worker_restarts_total", COORDINATOR), "restarts a second"),
+            ],
         ),
     ),
 )  # fmt: skip

@@ -98,7 +98,10 @@ _ENGINES = Row(
         ),
         Panel(
             title="Time saved and spent", width=8, unit="short",
-            good="Saved above spent: seconds of prefill a second that blocks from peers saved, and the time their loads took.",
+            good=(
+                "Saved above spent: seconds of prefill a second that blocks from peers saved, and the time their loads took. "
+                "Both are 0 where nobody said how fast engines prefill (prefill_tokens_per_s)."
+            ),
             queries=[
                 Query(rate("peer_agent_saved_seconds_total", SCOPE), "saved"),
                 Query(rate("peer_agent_spent_seconds_total", SCOPE), "spent"),
@@ -133,7 +136,7 @@ _NODES = Row(
     "Nodes",
     (
         Panel(
-            title="Nodes", kind=Kind.TABLE, width=24, height=9, columns={"node": "node"}, drill="node",
+            title="Nodes", kind=Kind.TABLE, width=24, height=7, columns={"node": "node"}, drill="node",
             good=(
                 "All lines alike. A click on a name leads to the node. Heard and lag as the coordinator sees them, the worst "
                 "first."

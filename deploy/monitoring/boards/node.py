@@ -89,10 +89,10 @@ _MEMORY = Row(
             ],
         ),
         Panel(
-            title="Blocks of this node at a coordinator", width=8,
-            good="As many as committed slots, a heartbeat later.",
+            title="Blocks held, and not published", width=8,
+            good="None that is not published, unless this node serves one rank of a split.",
             queries=[
-                Query(total("peer_agent_slots", AGENT, where='state="committed"'), "held by the agent"),
+                Query(total("peer_agent_slots", AGENT, where='state="committed"'), "held"),
                 Query(total("peer_agent_incomplete_blocks", AGENT), "not published, another rank lacks its part"),
             ],
         ),
@@ -150,7 +150,7 @@ _HEARD = Row(
             title="Connected", width=6, kind=Kind.STATES, base=RED, thresholds=[(1, GREEN)],
             words={1: ("connected", GREEN), 0: ("not connected", RED)},
             good="Green for every coordinator, or for one where they share a store.",
-            queries=[Query(f"peer_agent_publisher_connected{{{AGENT}}}", "{{coordinator}} from {{instance}}")],
+            queries=[Query(f"peer_agent_publisher_connected{{{AGENT}}}", "{{coordinator}}")],
         ),
         Panel(
             title="Events not acknowledged", width=6, good="Hundreds at most, and back to 0.",
@@ -176,13 +176,13 @@ _BESIDE = Row(
     "Engines, replica, process",
     (
         Panel(
-            title="Event streams of engines", width=6, kind=Kind.STATES, empty=Empty.WITHOUT_ENGINE_STREAMS,
+            title="Event streams of engines", width=6, height=5, kind=Kind.STATES, empty=Empty.WITHOUT_ENGINE_STREAMS,
             thresholds=[(1, RED)], words={0: ("vouched for", GREEN), 1: ("in doubt", RED)},
             good="Green: what the engine holds is known.",
             queries=[Query(f"peer_agent_engine_in_doubt{{{AGENT}}}", "{{stream}}")],
         ),
         Panel(
-            title="Events of engines a second", width=6, empty=Empty.WITHOUT_ENGINE_STREAMS,
+            title="Events of engines a second", width=6, height=5, empty=Empty.WITHOUT_ENGINE_STREAMS,
             good="Follows requests; lost is 0.",
             queries=[
                 Query(rate("peer_agent_engine_events_total", AGENT, by="stream"), "{{stream}}"),
@@ -190,11 +190,12 @@ _BESIDE = Row(
             ],
         ),
         Panel(
-            title="Replica is behind by", width=6, unit="s", empty=Empty.WITHOUT_REPLICA, good="Milliseconds.",
+            title="Replica is behind by", width=6, height=5, unit="s", empty=Empty.WITHOUT_REPLICA, good="Milliseconds.",
             queries=[Query(node_total("peer_agent_replica_lag_seconds", AGENT), "{{node}}")],
         ),
         Panel(
-            title="Blocks in the replica", width=6, empty=Empty.WITHOUT_REPLICA, good="As many as the directory knows.",
+            title="Blocks in the replica", width=6, height=5, empty=Empty.WITHOUT_REPLICA,
+            good="As many as the directory knows.",
             queries=[Query(node_total("peer_agent_replica_blocks", AGENT), "{{node}}")],
         ),
         Panel(

@@ -124,7 +124,8 @@ _WORTH = Row(
     "Worth it",
     (
         Panel(
-            title="Time saved and spent", width=8, good="Saved above spent, in seconds a second.",
+            title="Time saved and spent", width=8,
+            good="Saved above spent, in seconds a second; 0 where prefill_tokens_per_s is not known.",
             queries=[
                 Query(rate("peer_agent_saved_seconds_total", SCOPE), "saved"),
                 Query(rate("peer_agent_spent_seconds_total", SCOPE), "spent"),

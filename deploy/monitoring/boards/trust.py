@@ -168,13 +168,13 @@ _STORE = Row(
     "Shared store",
     (
         Panel(
-            title="Store", width=6, kind=Kind.STATES, empty=Empty.WITHOUT_STORE, base=RED, thresholds=[(1, GREEN)],
+            title="Store", width=6, height=6, kind=Kind.STATES, empty=Empty.WITHOUT_STORE, base=RED, thresholds=[(1, GREEN)],
             good="Green: it answers. Red: lookups find nothing, and engines recompute.",
             words={1: ("up", GREEN), 0: ("down", RED)},
             queries=[Query(f"kvdir_store_up{{{COORDINATOR}}}", "{{instance}}")],
         ),
         Panel(
-            title="Memory of the store", width=6, unit="bytes", empty=Empty.WITHOUT_STORE,
+            title="Memory of the store", width=6, height=6, unit="bytes", empty=Empty.WITHOUT_STORE,
             good="Below the bound, which is above 0.",
             queries=[
                 Query(total("kvdir_store_used_bytes", COORDINATOR, over="max"), "used"),
@@ -183,11 +183,12 @@ _STORE = Row(
             colours={"bound": RED, "used": BLUE},
         ),
         Panel(
-            title="Calls to the store, 99 % within", width=6, unit="s", empty=Empty.WITHOUT_STORE, good="A few milliseconds.",
+            title="Calls to the store, 99 % within", width=6, height=6, unit="s", empty=Empty.WITHOUT_STORE,
+            good="A few milliseconds.",
             queries=[Query(quantile(0.99, "kvdir_store_rpc_duration_seconds", COORDINATOR, by="method"), "{{method}}")],
         ),
         Panel(
-            title="Lost with the store", width=6, empty=Empty.WITHOUT_STORE,
+            title="Lost with the store", width=6, height=6, empty=Empty.WITHOUT_STORE,
             good="0: lookups without an answer, keys that it evicted, parts found missing.",
             queries=[
                 Query(rate("kvdir_lookups_without_store_total", COORDINATOR), "lookups without it a second"),

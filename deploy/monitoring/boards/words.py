@@ -48,9 +48,9 @@ def mean(metric: str, scope: str, *, by: str = "") -> str:
     return share(rate(f"{metric}_sum", scope, by=by), rate(f"{metric}_count", scope, by=by))
 
 
-def per_node(expression: str, *, over: str = "sum") -> str:
-    """An expression over series of agents, by the name of the node instead of the process."""
-    return f"{over} by (node) ({expression} * {SAME_PROCESS} group_left (node) peer_agent_build_info)"
+def per_node(expression: str) -> str:
+    """An expression over series of agents, summed by the name of the node instead of the process."""
+    return f"sum by (node) ({expression} * {SAME_PROCESS} group_left (node) peer_agent_build_info)"
 
 
 def node_rate(metric: str, scope: str, *, where: str = "") -> str:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 
 from deploy.monitoring.pictures.units import ticks, written
 
-_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 10, 8, 22
+_RIGHT, _TOP, _BOTTOM = 10, 8, 22
 _GRID, _TEXT = "#2c3036", "#9da5b4"
 _FONT = 'font-size="11" fill="' + _TEXT + '"'
 
@@ -32,9 +33,10 @@ class Frame:
     height: float
     start_s: float
     end_s: float
+    left: float = 62
 
     def x(self, at_s: float) -> float:
-        return _LEFT + (at_s - self.start_s) / (self.end_s - self.start_s) * (self.width - _LEFT - _RIGHT)
+        return self.left + (at_s - self.start_s) / (self.end_s - self.start_s) * (self.width - self.left - _RIGHT)
 
     @property
     def inner(self) -> float:
@@ -65,9 +67,10 @@ def over_time(
         for run in _runs(top):
             path = " ".join(f"{frame.x(at):.1f},{y(value):.1f}" for at, value in run)
             floor = " ".join(f"{frame.x(at):.1f},{y(below.get(at, 0.0)):.1f}" for at, _ in reversed(run))
-            opacity = 0.6 if stacked else 0.08
+            opacity = 0.7 if stacked else 0.08
             body.append(f'<polygon points="{path} {floor}" fill="{line.colour}" fill-opacity="{opacity}"/>')
-            body.append(f'<polyline points="{path}" fill="none" stroke="{line.colour}" stroke-width="1.2"/>')
+            if not stacked:
+                body.append(f'<polyline points="{path}" fill="none" stroke="{line.colour}" stroke-width="1.2"/>')
         if stacked:
             below = top
     for at, colour in thresholds:
@@ -77,19 +80,23 @@ def over_time(
 
 
 def states(lines: Sequence[tuple[str, Sequence[tuple[float, float, str]]]], frame: Frame) -> str:
-    """Rows of coloured time: (name, pieces of (from, to, colour))."""
+    """Rows of coloured time: (name, pieces of (from, to, colour)). Names have as much room as they take, up to a third."""
+    frame = replace(frame, left=min(frame.width / 3, 16 + 6.4 * max((len(name) for name, _ in lines), default=0)))
     high = frame.inner / max(1, len(lines))
     body = list(_clock(frame))
     for number, (name, pieces) in enumerate(lines):
         top = _TOP + number * high
-        for start, end, colour in pieces:
+        for start, end, colour in _joined(pieces):
             x, width = frame.x(start), max(1.0, frame.x(end) - frame.x(start))
             body.append(
                 f'<rect x="{x:.1f}" y="{top + high * 0.15:.1f}" width="{width:.1f}" height="{high * 0.7:.1f}" '
                 f'fill="{colour}" fill-opacity="0.8"/>'
             )
-        short = name if len(name) <= 11 else name[:10] + "…"
-        body.append(f'<text x="{_LEFT - 6}" y="{top + high / 2 + 4:.1f}" text-anchor="end" {_FONT}>{escape(short)}</text>')
+        room = int((frame.left - 16) / 6.4)
+        short = name if len(name) <= room else name[: room - 1] + "…"
+        body.append(
+            f'<text x="{frame.left - 6:.0f}" y="{top + high / 2 + 4:.1f}" text-anchor="end" {_FONT}>{escape(short)}</text>'
+        )
     return _svg(frame, body)
 
 
@@ -107,6 +114,13 @@ def spark(points: Sequence[tuple[float, float]], colour: str, width: float, heig
         f'<svg class="spark" width="{width:.0f}" height="{height:.0f}"><polygon points="0,{height} {path} {width},{height}" '
         f'fill="{colour}" fill-opacity="0.15"/><polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1"/></svg>'
     )
+
+
+def _joined(pieces: Sequence[tuple[float, float, str]]) -> Iterator[tuple[float, float, str]]:
+    """Pieces of one colour that follow each other are one, so that no seams are drawn."""
+    for _, same in itertools.groupby(pieces, key=lambda piece: piece[2]):
+        run = list(same)
+        yield run[0][0], run[-1][1], run[0][2]
 
 
 def _stacked(lines: Sequence[Line]) -> list[dict[float, float]]:
@@ -136,13 +150,13 @@ def _runs(points: dict[float, float]) -> Iterator[list[tuple[float, float]]]:
 def _grid(frame: Frame, marks: Sequence[float], unit: str, bottom: float, top: float) -> Iterator[str]:
     for value in marks:
         y = bottom - (bottom - top) * value / marks[-1]
-        yield f'<line x1="{_LEFT}" x2="{frame.width - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="{_GRID}"/>'
-        yield f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end" {_FONT}>{escape(written(value, unit))}</text>'
+        yield f'<line x1="{frame.left}" x2="{frame.width - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="{_GRID}"/>'
+        yield f'<text x="{frame.left - 6:.0f}" y="{y + 4:.1f}" text-anchor="end" {_FONT}>{escape(written(value, unit))}</text>'
 
 
 def _clock(frame: Frame) -> Iterator[str]:
     """Times of day, as many as there is room for."""
-    count = max(2, int((frame.width - _LEFT) / 90))
+    count = max(2, int((frame.width - frame.left) / 90))
     for number in range(count):
         at = frame.start_s + (frame.end_s - frame.start_s) * (number + 0.5) / count
         words = time.strftime("%H:%M:%S", time.gmtime(at))
@@ -151,7 +165,7 @@ def _clock(frame: Frame) -> Iterator[str]:
 
 def _rule(frame: Frame, y: float, colour: str) -> str:
     return (
-        f'<line x1="{_LEFT}" x2="{frame.width - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="{colour}" '
+        f'<line x1="{frame.left}" x2="{frame.width - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="{colour}" '
         'stroke-dasharray="6 4" stroke-opacity="0.8"/>'
     )
 

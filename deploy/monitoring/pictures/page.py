@@ -170,7 +170,7 @@ def _stat(item: Answered, width: float, height: float, span: Span) -> str:
 def _bars(item: Answered, width: float, height: float, span: Span) -> str:
     del width, height, span
     defaults = _defaults(item.panel)
-    ordered = sorted(item.series, key=lambda series: -series.sample.value)
+    ordered = sorted(item.series, key=lambda series: (-series.sample.value, series.legend))
     most = defaults.get("max") or max(series.sample.value for series in ordered) or 1.0
     return "".join(
         f'<div class="bar"><b>{escape(series.legend)}</b><div><i style="width:{100 * series.sample.value / most:.0f}%;'
