@@ -63,7 +63,7 @@ $(VENV)/.installed-ops: $(VENV)/.installed
 	@touch $@
 
 test-helm: setup ## Tests of the chart with Helm's own library, in a virtual environment of its own that is kept (ARGS="-k name")
-	@python=$$(tests/helm/install.sh $(BIN)/python) && KVDIR_PYTHON=$$PWD/$(BIN)/python UPDATE=$(UPDATE) $$python -m pytest -q -p no:cloudcoil -m helm tests/helm $(ARGS)
+	@python=$$(tests/helm/install.sh $(BIN)/python) && DAEMONS_PYTHON=$$PWD/$(BIN)/python UPDATE=$(UPDATE) $$python -m pytest -q -p no:cloudcoil -m helm tests/helm $(ARGS)
 
 soak: setup ## Random histories of a simulated cluster (DURATION_S=120; ARGS="--seed 7")
 	$(BIN)/python -m kvdir.testing.sim --duration-s $(DURATION_S) $(ARGS)

@@ -20,6 +20,7 @@ pids=()
 finish() {
   for pid in "${pids[@]}"; do kill -9 "$pid" 2>/dev/null || true; done
   wait
+  for name in a b none; do umount "$work/$name" 2>/dev/null || true; done
   [ -z "${container:-}" ] || buildah umount "$container" >/dev/null || true
   [ -z "${container:-}" ] || buildah rm "$container" >/dev/null || true
   rm -rf "$work"
@@ -80,13 +81,13 @@ within() { # DIRECTORY_OF_/run/kvdir COMMAND...
     mkdir -p "$root/dev" && mount -t tmpfs -o mode=755 tmpfs "$root/dev"
     for device in null zero random urandom; do touch "$root/dev/$device" && mount --bind "/dev/$device" "$root/dev/$device"; done
     mount -o remount,bind,ro "$root"
-    exec env -i PATH=/opt/kvdir/bin:/usr/bin:/bin PYTHONDONTWRITEBYTECODE=1 chroot "$root" \
+    exec env -i PATH=/opt/kvdir/bin:/usr/sbin:/usr/bin:/sbin:/bin PYTHONDONTWRITEBYTECODE=1 chroot "$root" \
       setpriv --reuid 65532 --regid 65532 --clear-groups --no-new-privs --bounding-set=-all --inh-caps=-all -- "$@"
   ' bash "$root" "$memory" "$@"
 }
 memory() { mkdir "$work/$1" && mount -t tmpfs -o "size=512m,uid=65532,gid=65532" tmpfs "$work/$1"; }
 ready() { # FILE
-  timeout 60 bash -c 'until grep -q "\"ready\"" "$1"; do sleep 0.1; done' _ "$1" || { cat "$1" "$1.log" >&2; exit 1; }
+  timeout 180 bash -c 'until grep -q "\"ready\"" "$1"; do sleep 0.1; done' _ "$1" || { cat "$1" "$1.log" >&2; exit 1; }
 }
 for name in a b none; do memory "$name"; done
 (within "$work/none" kvdir --help) > /dev/null
@@ -112,5 +113,4 @@ done
 for pid in "${pids[@]}"; do kill -TERM "$pid"; done
 for pid in "${pids[@]}"; do wait "$pid"; done
 pids=()
-for name in a b none; do umount "$work/$name"; done
 echo "image-check: well"

@@ -22,6 +22,9 @@ from kvdir.errors import ConfigError
 
 T = TypeVar("T")
 
+_SERVICE_LINK = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(ADDR|PORT|PROTO))?)?)$")
+"""Variables that Kubernetes sets in every pod of a namespace for a Service of our name, such as KVDIR_PORT."""
+
 _USERINFO = re.compile(r"://[^/\s]*@")
 _SECRET_OPTION = re.compile(r"([\w-]*(?:password|secret|token|salt)[\w-]*=)[^&,\s]*", re.IGNORECASE)
 
@@ -98,7 +101,7 @@ def load(
             continue
         if name in known:
             take(name, text, "environment", key)
-        else:
+        elif not _SERVICE_LINK.search(key):
             faults.append(f"environment: unknown variable {key}{_suggest(key, [prefix + item.upper() for item in known])}")
     for name, raw in (flags or {}).items():
         if raw is not None and raw != ():

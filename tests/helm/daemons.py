@@ -50,8 +50,9 @@ def faults(root: Path, item: dict[str, Any]) -> list[str]:
         toml = toml.replace(f'"{place}', f'"{root}{place}').replace(f":{place}", f":{root}{place}")
     file = root / "settings.toml"
     file.write_text(toml)
+    environ = {name: f"{root}{text}" if text.startswith(PLACES) else text for name, text in item["environ"].items()}
     try:
-        config, _ = load(cls, prefix=prefix, file=file, environ=item["environ"])
+        config, _ = load(cls, prefix=prefix, file=file, environ=environ)
         if isinstance(config, AgentConfig):
             read_namespaces(config.namespaces)
     except ConfigError as error:

@@ -60,7 +60,7 @@ def test_rdma_adds_ipc_lock_and_nothing_else_when_it_is_on() -> None:
 def test_no_container_can_write_but_into_its_volumes_when_it_runs(name: str) -> None:
     for _, pod in render(ci_values(name)).pods():
         assert pod["spec"]["automountServiceAccountToken"] is False
-        assert pod["spec"]["enableServiceLinks"] is False, "KVDIR_PORT of a Service named kvdir would be taken for a setting"
+        assert pod["spec"]["enableServiceLinks"] is False, "nothing here reads variables of Services"
         for container in pod["spec"]["containers"]:
             assert container["securityContext"]["readOnlyRootFilesystem"] is True
             assert "/tmp" in [mount["mountPath"] for mount in container["volumeMounts"]]

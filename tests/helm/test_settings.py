@@ -13,12 +13,12 @@ import pytest
 
 from tests.helm.chart import CI, ROOT, Object, Rendered, ci_values, merged, render
 
-pytestmark = pytest.mark.helm
+pytestmark = [pytest.mark.helm, pytest.mark.timeout(300)]
 
 RUN: dict[str, Any] = {
     "capture_output": True,
     "text": True,
-    "timeout": 50,
+    "timeout": 150,
     "cwd": ROOT,
     "env": {**os.environ, "PYTHONPATH": str(ROOT)},
     "check": False,
@@ -71,7 +71,7 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
             asked[f"{name} {case['daemon']}"] = case
     root = tmp_path_factory.mktemp("root")
     run = subprocess.run(
-        [os.environ["KVDIR_PYTHON"], ROOT / "tests/helm/daemons.py", root],
+        [os.environ["DAEMONS_PYTHON"], ROOT / "tests/helm/daemons.py", root],
         input=json.dumps(list(asked.values())),
         **RUN,
     )
@@ -104,7 +104,7 @@ def test_memory_is_enough_for_the_arena_when_the_agent_plans_it(tmp_path: Path) 
     toml = rendered.one("ConfigMap", "kvdir-agent")["data"]["agent.toml"]
     file = tmp_path / "agent.toml"
     file.write_text(toml)
-    command = [os.environ["KVDIR_PYTHON"], "-m", "peer_agent", "serve", "--config", file, "--dry-run", "--output", "json"]
+    command = [os.environ["DAEMONS_PYTHON"], "-m", "peer_agent", "serve", "--config", file, "--dry-run", "--output", "json"]
     command += ["--arena-path", "/dev/shm/kvdir-test-helm", "--advertise", "127.0.0.1:7410"]
     run = subprocess.run(command, **RUN)
     assert run.returncode == 0, run.stderr
@@ -114,3 +114,20 @@ def test_memory_is_enough_for_the_arena_when_the_agent_plans_it(tmp_path: Path) 
     assert mebibytes * 2**20 >= arena_bytes + 5 * 2**20 + 768 * 2**20
     sidecar = render(merged(values, {"agent": {"mode": "sidecar"}}))
     assert "takes 798Mi of memory" in sidecar.notes, "16 MiB beside arena, replica and heap"
+
+
+@pytest.mark.parametrize("part", ["coordinator", "agent"])
+def test_a_kubelets_probes_are_answered_when_a_daemon_runs_with_the_charts_file(part: str, tmp_path: Path) -> None:
+    """An agent is ready although no coordinator is there: its pod is an engine's."""
+    rendered = render({"insecure": True, "agent": {"mode": "daemonset"}})
+    container = agent_container(rendered)
+    if part == "coordinator":
+        (container,) = rendered.of("StatefulSet")[0]["spec"]["template"]["spec"]["containers"]
+    services = [container[probe]["grpc"]["service"] for probe in ("startupProbe", "livenessProbe", "readinessProbe")]
+    file = tmp_path / f"{part}.toml"
+    file.write_text(rendered.one("ConfigMap", f"kvdir-{part}")["data"][file.name])
+    module = {"coordinator": "kvdir", "agent": "peer_agent"}[part]
+    run = subprocess.run([os.environ["DAEMONS_PYTHON"], ROOT / "tests/helm/live.py", module, file, *services], **RUN)
+    assert run.returncode == 0, run.stderr
+    answer = json.loads(run.stdout)
+    assert answer == {"probes": dict.fromkeys(services, "SERVING"), "code": 0}

@@ -79,6 +79,16 @@ def test_foreign_and_double_underscore_variables_are_left_alone() -> None:
     assert load_example(environ={"OTHER_LISTEN": "x", "EX__LISTEN": "y"})[0] == Example()
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["EX_PORT", "EX_SERVICE_HOST", "EX_SERVICE_PORT", "EX_SERVICE_PORT_GRPC", "EX_PORT_7400_TCP", "EX_PORT_7400_TCP_ADDR"],
+)
+def test_a_variable_is_left_alone_when_kubernetes_sets_it_for_a_service_of_our_name(name: str) -> None:
+    assert load_example(environ={name: "tcp://10.0.0.1:7400"})[0] == Example()
+    with pytest.raises(ConfigError, match="EX_PORTS"):
+        load_example(environ={"EX_PORTS": "1"})
+
+
 def test_unreadable_file_is_a_fault_with_its_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"missing.toml: cannot be read"):
         load_example(tmp_path / "missing.toml")

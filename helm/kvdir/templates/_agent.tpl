@@ -165,6 +165,7 @@ env:
   - {name: POD_NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
   - {name: PEER_AGENT_NODE, value: $(POD_NAME).$(POD_UID)}
   - {name: PEER_AGENT_ADVERTISE, value: {{ eq .Values.ipFamily "IPv6" | ternary "'[$(POD_IP)]:7410'" "$(POD_IP):7410" }}}
+  {{- include "kvdir.tls.env" . | nindent 2 }}
   {{- if .Values.agent.rdma.enabled }}
   {{- with .Values.agent.rdma.env }}
   {{- toYaml . | nindent 2 }}

@@ -155,7 +155,7 @@
 
 {{- define "kvdir.faults.settings" -}}
 {{- $out := list -}}
-{{- $owners := dict "name" "the pod's name" "store" "coordinator.store" "quota_identity" "" -}}
+{{- $owners := dict "name" "the pod's name" "store" "coordinator.store" -}}
 {{- $_ := set $owners "page_listen" "coordinator.page" -}}
 {{- $_ := set $owners "indexer_listen" "coordinator.indexer" -}}
 {{- $_ := set $owners "lookup_workers" "coordinator.lookupWorkers" -}}

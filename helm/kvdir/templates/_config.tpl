@@ -11,15 +11,9 @@
 {{- end }}
 {{- end }}
 
-{{/* Settings that both daemons get from `tls`, `insecure` and `policy`, as JSON. */}}
+{{/* Settings that both daemons get from `insecure` and `policy`, as JSON. */}}
 {{- define "kvdir.config.common" -}}
 {{- $out := dict "insecure" .Values.insecure -}}
-{{- if ne .Values.tls.mode "none" -}}
-{{- $_ := set $out "tls_cert" "/etc/kvdir/tls/tls.crt" -}}
-{{- $_ := set $out "tls_key" "/etc/kvdir/tls/tls.key" -}}
-{{- $_ := set $out "tls_ca" "/etc/kvdir/tls/ca.crt" -}}
-{{- $_ := set $out "tls_server_name" (include "kvdir.tls.serverName" .) -}}
-{{- end -}}
 {{- if or .Values.policy.toml .Values.policy.secretName -}}
 {{- $_ := set $out "policy" "/etc/kvdir/policy/policy.toml" -}}
 {{- end -}}
@@ -43,6 +37,12 @@
 {{- $any := include "kvdir.any" . -}}
 {{- $agent := .Values.agent -}}
 {{- $out := include "kvdir.config.common" . | fromJson -}}
+{{- if ne .Values.tls.mode "none" -}}
+{{- $_ := set $out "tls_cert" "/etc/kvdir/tls/tls.crt" -}}
+{{- $_ := set $out "tls_key" "/etc/kvdir/tls/tls.key" -}}
+{{- $_ := set $out "tls_ca" "/etc/kvdir/tls/ca.crt" -}}
+{{- $_ := set $out "tls_server_name" (include "kvdir.tls.serverName" .) -}}
+{{- end -}}
 {{- $_ := set $out "listen" (printf "%s:7410" $any) -}}
 {{- $_ := set $out "http_listen" (printf "%s:7411" $any) -}}
 {{- $_ := set $out "data_listen" (printf "%s:7412" $any) -}}

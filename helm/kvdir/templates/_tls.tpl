@@ -34,6 +34,16 @@ spiffe://{{ $.Values.tls.certManager.trustDomain }}/ns/{{ $.Release.Namespace }}
 {{- end -}}
 {{- end }}
 
+{{/* Of the container: for the commands `kvdir` and `peer-agent` that somebody runs in it, and for the coordinator itself. */}}
+{{- define "kvdir.tls.env" -}}
+{{- if ne .Values.tls.mode "none" }}
+- {name: KVDIR_TLS_CERT, value: /etc/kvdir/tls/tls.crt}
+- {name: KVDIR_TLS_KEY, value: /etc/kvdir/tls/tls.key}
+- {name: KVDIR_TLS_CA, value: /etc/kvdir/tls/ca.crt}
+- {name: KVDIR_TLS_SERVER_NAME, value: {{ include "kvdir.tls.serverName" . }}}
+{{- end }}
+{{- end }}
+
 {{/* Call with (list . "agent" "volume name" mode of files). With csi the identity ends in the node's name in the directory, so that
    a policy can hold an agent to it: nodes = ["{node}"]. The driver expands ${...} itself. */}}
 {{- define "kvdir.tls.volume" -}}
