@@ -56,7 +56,10 @@ def digest(file: Path) -> None:
     """The digest of the salt in a file, as policies and namespaces have it. The salt cannot be had from it."""
     from kvdir.rpc.policy_file import digest_of_file
 
-    click.echo(f"salt:{digest_of_file(file)}")
+    try:
+        click.echo(f"salt:{digest_of_file(file)}")
+    except ValueError as error:
+        raise CommandFailed(f"{file}: {error}", slug="invalid-input") from None
 
 
 @click.command()
@@ -89,7 +92,7 @@ def _entry(found: Policy, item: Entry) -> dict[str, Any]:
         "certificates": [pattern.text for pattern in item.patterns],
         "roles": sorted(item.roles),
         "tenants": found.tenant_names(item.tenants),
-        "store": found.tenant_names(item.stores) if item.nodes or "engine" in item.roles else [],
+        "store": found.tenant_names(item.stores),
         "nodes": list(item.nodes),
     }
 

@@ -20,6 +20,7 @@ _DIGEST = re.compile(r"(?:salt:)?([0-9a-f]{32})")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,62}")
 _ENTRY_KEYS = ("name", "spiffe", "names", "roles", "tenants", "store", "nodes")
 _LOCAL_KEYS = ("roles", "tenants", "store", "nodes")
+_STORING = frozenset((Role.AGENT, Role.ENGINE))
 _TOP_KEYS = ("tenants", "identity", "local")
 
 
@@ -124,6 +125,8 @@ class _Parser:
         roles = self._roles(where, item)
         tenants = self._grant(f"{where}: tenants", item.get("tenants", []))
         stores = self._grant(f"{where}: store", item["store"]) if "store" in item else tenants
+        if not roles & _STORING:
+            stores = NOTHING
         nodes = tuple(self._texts(f"{where}: nodes", item.get("nodes", [])))
         for node in nodes:
             if node not in OPEN_PARTS and ("*" in node or not node):
@@ -132,7 +135,7 @@ class _Parser:
         if publishes and not nodes:
             self._fault(f"{where}: nodes: an agent publishes under a node's name: write nodes = [...] ({{node}}, or names)")
         for key, given in (("nodes", bool(nodes)), ("store", "store" in item)):
-            if given and not publishes and Role.ENGINE not in roles:
+            if given and not roles & _STORING:
                 self._fault(f"{where}: {key}: only agents and engines store; its roles: {', '.join(sorted(roles)) or '-'}")
         if not tenants.every and not tenants.names and roles:
             self._fault(f'{where}: tenants: it could see nothing: write tenants = ["none"] (namespaces without a salt) or more')

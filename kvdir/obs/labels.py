@@ -62,5 +62,5 @@ CAPABILITY = Label("reason", ("malformed", "epoch", "expired", "ended", "forged"
 """What was wrong with the capability of a read (csrc/tcp_server.hpp Refusal); uncovered: blocks that it does not cover."""
 PORT = Label("port", bound=2, why="grpc and data, where TLS is on")
 REFUSAL = Label("reason", ("no_identity", "role", "node", "tenant", "capability"))
-LIMIT = Label("limit", ("request_bytes", "rate", "streams", "watchers", "connections"))
+LIMIT = Label("limit", ("rate", "streams", "watchers", "connections"))
 AUDITED = Label("outcome", ("done", "refused", "failed"))

@@ -87,6 +87,7 @@ class Coordinator:
         self.checkpointer: Checkpointer | None = None
         self.quotas = QuotaKeeper(config.quotas())
         self.watching = Watching(directory, config, seed=seed, name=name)
+        metrics.tally.watch("limited_total", lambda: self.watching.figures.refused, "watchers")
         self.on_drain.append(self.watching.drain)
         self._waiters: defaultdict[str, list[asyncio.Future[None]]] = defaultdict(list)
 
