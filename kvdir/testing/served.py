@@ -47,6 +47,7 @@ class Served:
         self.address = bound.grpc
         self.http = bound.http
         self.indexer = bound.indexer
+        self.page = bound.page
         self.health = bound.health
         self.dialer = Dialer.of(tls)
         self.client = DirectoryClient(bound.grpc, deadline_s=5.0, connect_timeout_s=5.0, tls=self.dialer)

@@ -133,6 +133,9 @@ class StorePage:
         coordinator = self._coordinator
         now_s, config = coordinator.now_s(), coordinator.config
         nodes = coordinator.link.fleet.views(now_s)
+        unknown = {digest for view in nodes for digest in view.namespaces if coordinator.link.namespaces.get(digest) is None}
+        if unknown:  # announced to another coordinator: the store knows it, and with it all others
+            await coordinator.questions.know(unknown.pop())
         self._changes.seen(nodes, now_s=now_s)
         return Copy(
             life=self._life,
