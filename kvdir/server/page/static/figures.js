@@ -38,7 +38,7 @@ export function drawFigures(picture, recent) {
 
   const { took, sum } = recent;
   const rate = (name) => (took ? sum(name) / took : 0);
-  show("lookups", "lookups, blocks named", took ? `${short(rate("lookups"))} /s` : "–", took ? `${share(sum("named"), sum("asked"))} of ${short(rate("asked"))} blocks/s` : "measuring");
+  show("lookups", "lookups", took ? `${short(rate("lookups"))} /s` : "–", took ? `${share(sum("named"), sum("asked"))} of blocks named` : "measuring");
   const loaded = ["hit_local", "hit_peer", "miss", "stale", "corrupt", "late", "skipped"].reduce((total, name) => total + sum(name), 0);
   const hits = sum("hit_local") + sum("hit_peer");
   show("hits", "engines' hits", took ? share(hits, loaded) : "–", took ? `${share(sum("hit_peer"), loaded)} from peers` : "measuring");

@@ -3,7 +3,7 @@ import { $, el, setText, stateIcon } from "./dom.js";
 import { clock, count, span } from "./format.js";
 
 const KEPT = 200;
-const MOST_CHARACTERS = 200;
+const MOST_CHARACTERS = 120;
 const CHANGE = /^(\w+) -> (\w+)(?:: (.*))?$/s;
 
 export class Log {
