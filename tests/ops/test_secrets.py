@@ -135,7 +135,7 @@ async def test_no_secret_leaves_when_blocks_are_stored_loaded_lost_and_explained
         watched = ("--log-level", "debug", "--otlp-endpoint", collector.url, "--http-listen", "127.0.0.1:0")
         coordinator = await cluster.start_coordinator(*watched, "--lookup-workers", "1", "--indexer-listen", "127.0.0.1:0")
         for node in ("owner", "reader"):
-            await cluster.start_agent(node, coordinator, *watched, "--arena-bytes", "1MiB")
+            await cluster.start_agent(node, coordinator, *watched, "--arena-bytes", "1MiB", "--directory-timeout-s", "10")
         wanted = cluster.blocks.chain(8)
         heard.secrets |= {f"fingerprint {number}": bytes(item) for number, item in enumerate(wanted)}
         owner, reader = await cluster.engine("owner", deadline_s=10), await cluster.engine("reader", deadline_s=10)

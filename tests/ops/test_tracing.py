@@ -28,7 +28,8 @@ def collector() -> Iterator[SpanCollector]:
 
 @pytest.fixture
 async def cluster(tmp_path: Path, collector: SpanCollector) -> AsyncIterator[LocalCluster]:
-    async with local_cluster(tmp_path, coordinator=False, otlp_endpoint=collector.url) as made:
+    patient = {"directory_timeout_s": 10.0, "connect_timeout_s": 10.0}
+    async with local_cluster(tmp_path, coordinator=False, otlp_endpoint=collector.url, **patient) as made:
         await made.start_coordinator(otlp_endpoint=collector.url)
         yield made
 
@@ -231,10 +232,13 @@ async def test_traces_of_calls_at_once_are_not_mixed_when_they_share_a_stream(
         )
     )
     service = f"/{cluster.coordinator.name}"  # type: ignore[union-attr]
-    await eventually(
-        lambda: all(any(s.service.endswith(service) for s in collector.trace(trace)) for trace in ids),
-        what="the coordinator's spans",
-    )
+
+    def complete(trace: str) -> bool:
+        """The agent's spans come in the order in which they ended, so the load's is the last."""
+        spans = collector.trace(trace)
+        return any(span.name == LOAD for span in spans) and any(span.service.endswith(service) for span in spans)
+
+    await eventually(lambda: all(map(complete, ids)), what="all spans")
     for trace in ids:
         spans = collector.trace(trace)
         tree = children(spans)
