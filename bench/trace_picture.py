@@ -53,7 +53,8 @@ async def loaded(directory: Path, collector: SpanCollector) -> list[Received]:
             wanted = cluster.blocks.chain(BLOCKS, root=str(number))
             await owner.store(wanted, cluster.blocks.data(wanted), deadline_s=20)
             await cluster.wait_known("owner")
-            room, context = cluster.blocks.room(wanted), TraceContext(secrets.token_hex(16), "", True, recorder=engine_side.exporter)
+            room = cluster.blocks.room(wanted)
+            context = TraceContext(secrets.token_hex(16), "", True, recorder=engine_side.exporter)
             with trace.within(context), span("request: load", Kind.INTERNAL):
                 result = await reader.load(wanted, into=room, deadline_s=20)
             assert result.hits == BLOCKS, result

@@ -38,7 +38,7 @@ AUDIT = "kvdir.audit"
 
 SUBJECT_FIELDS = (
     "node", "peer", "stream", "engine", "namespace", "method", "identity", "backend", "device", "address", "number", "finding",
-    "path", "setting", "collector",
+    "path", "file", "task", "setting", "collector",
 )  # fmt: skip
 """Fields that say about what an event speaks: another value makes it another event."""
 WORD_FIELDS = ("error", "reason", "words", "why")

@@ -86,14 +86,14 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
         return grpc.stream_unary_rpc_method_handler(self._unary(handler.stream_unary, method), **serializers)
 
     def _unary(self, behaviour: Any, path: str) -> Any:
-        method, gate = path.rpartition("/")[2], self._gate
+        name, method, gate = path.removeprefix("/"), path.rpartition("/")[2], self._gate
 
         async def call(request: Any, context: Context) -> Any:
             watch = _Watch(self._observer, method)
             who = UNCHECKED
             remaining = context.time_remaining()
             limit_s = self._max_deadline_s if remaining is None else min(remaining, self._max_deadline_s)
-            with rpc_span(path.removeprefix("/"), Kind.SERVER) as span:
+            with rpc_span(name, Kind.SERVER) as span:
                 try:
                     who = gate.admit(path, context)
                     set_caller(who)
