@@ -103,6 +103,8 @@ class EngineService(DeviceCalls):
 
     async def Attach(self, request: engine_pb2.AttachRequest, context: Context) -> AsyncIterator[engine_pb2.AttachResponse]:
         namespace = await self._admit(request)
+        gone = "it may not attach for the tenant of its namespace any more"
+        caller().rests_on(lambda identity: "" if namespace.tenant in identity.tenants else gone)
         session = secrets.randbits(64) or 1
         slots = next(item.slots for item in self._store.occupancy() if item.namespace_digest == namespace.digest)
         self._store.open_session(session)

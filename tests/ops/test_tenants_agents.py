@@ -9,16 +9,18 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import pytest
 
 from kvdir.fingerprint import Fingerprints
 from kvdir.rpc.lookup_codec import encode_fingerprints
+from kvdir.rpc.tls import PLAINTEXT
 from kvdir.testing.certificates import shared_certificates
 from kvdir.testing.tenants import POLICY, SALT, Said, hear, write_policy
 from peer_agent.core.effects import LoadStatus
 from peer_agent.testing import LocalCluster, local_cluster
 from peer_agent.testing.cluster import sample_namespace
-from peer_agent.v1 import engine_pb2, peer_pb2
+from peer_agent.v1 import engine_pb2, engine_pb2_grpc, peer_pb2
 
 BLOCKS = 8
 ACME = sample_namespace(model="acme", tenant_salt=SALT)
@@ -96,3 +98,24 @@ async def test_blocks_move_between_those_who_may_and_no_others_when_tenants_are_
             await asyncio.sleep(0.1)
     assert result.count(LoadStatus.HIT_PEER) == BLOCKS
     cluster.blocks.check(fingerprints, into, result)
+
+
+async def test_an_engine_is_let_go_when_its_tenant_is_taken_from_this_hosts_callers(cluster: LocalCluster) -> None:
+    agent = cluster.agents["a"]
+    request = engine_pb2.AttachRequest(
+        protocol_version=1, engine="e", namespace_digest=ACME.digest, namespace_canonical_json=ACME.canonical().encode()
+    )
+    async with PLAINTEXT.aio(agent.ready.engine, options=()) as channel:
+        call = engine_pb2_grpc.EngineStub(channel).Attach(request)
+        assert (await call.read()).node == "a"
+        write_policy(Path(agent.config.policy), POLICY + '[local]\nroles = ["engine"]\ntenants = ["none"]\n')
+        async with asyncio.timeout(20):
+            with pytest.raises(grpc.aio.AioRpcError, match="may not attach for the tenant of its namespace any more"):
+                await call.read()
+        again = engine_pb2_grpc.EngineStub(channel).Attach(request)
+        with pytest.raises(grpc.aio.AioRpcError, match="local may not attach for the tenant of this namespace"):
+            await again.read()
+        request.namespace_canonical_json = b"{}"  # by the digest alone it is as unknown as any
+        unknown = engine_pb2_grpc.EngineStub(channel).Attach(request)
+        with pytest.raises(grpc.aio.AioRpcError, match="is not served here \\(here: none yet\\)"):
+            await unknown.read()
