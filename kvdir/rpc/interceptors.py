@@ -19,7 +19,7 @@ from typing import Any, NoReturn, Protocol
 import grpc
 import grpc.aio
 
-from kvdir.errors import DeadlineExceeded, Forbidden, KvdirError
+from kvdir.errors import DeadlineExceeded, Forbidden, InvalidInput, KvdirError
 from kvdir.obs import trace
 from kvdir.obs.spans import NO_TRACER, Kind, Tracer, rpc_span
 from kvdir.rpc.caller import UNCHECKED, Caller, set_caller
@@ -71,14 +71,13 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
         return self._wrapped[method]
 
     def _wrap(self, handler: Any, method: str) -> Handler:
-        serializers = {
-            "request_deserializer": handler.request_deserializer,
-            "response_serializer": handler.response_serializer,
-        }
+        read = _reader(handler.request_deserializer, method)
+        serializers = {"request_deserializer": read, "response_serializer": handler.response_serializer}
+        once = serializers | {"request_deserializer": _Late(read)}
         if handler.unary_unary:
-            return grpc.unary_unary_rpc_method_handler(self._unary(handler.unary_unary, method), **serializers)
+            return grpc.unary_unary_rpc_method_handler(self._unary(handler.unary_unary, method), **once)
         if handler.unary_stream:
-            return grpc.unary_stream_rpc_method_handler(self._stream(handler.unary_stream, method), **serializers)
+            return grpc.unary_stream_rpc_method_handler(self._stream(handler.unary_stream, method), **once)
         if handler.stream_stream:
             # Handlers of streams come in two kinds: generators of responses, and coroutines that write them themselves.
             wrap = self._stream if inspect.isasyncgenfunction(handler.stream_stream) else self._coroutine
@@ -97,6 +96,8 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
                 try:
                     who = gate.admit(path, context)
                     set_caller(who)
+                    if type(request) is InvalidInput:
+                        raise request
                     async with asyncio.timeout(limit_s):
                         return await behaviour(request, context)
                 except TimeoutError as error:
@@ -121,6 +122,8 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
             who = UNCHECKED
             try:
                 who = self._admit_stream(path, context)
+                if type(request) is InvalidInput:
+                    raise request
                 async for response in behaviour(request, context):
                     yield response
             except Exception as error:
@@ -190,6 +193,36 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
         self._on_bug(watch.method, request_id, error)
         await context.abort(grpc.StatusCode.INTERNAL, f"internal error, logged there under request id {request_id}")
         raise cause  # abort() always raises; this line is for readers and type checkers
+
+
+def _reader(read: Callable[[bytes], Any] | None, path: str) -> Callable[[bytes], Any] | None:
+    """As `read`, for a stream: bytes that are no such message are the caller's fault, which gRPC would call UNKNOWN and log."""
+    if read is None:
+        return None
+
+    def reads(data: bytes) -> Any:
+        try:
+            return read(data)
+        except Exception as error:  # protobuf's DecodeError differs between its implementations
+            method = path.rpartition("/")[2]
+            raise InvalidInput(
+                f"{method}: {len(data)} bytes that are no such request: damaged, or of another protocol"
+            ) from error
+
+    return reads
+
+
+class _Late:
+    """Of a single request gRPC reads before any handler of ours runs; so the fault is handed on as the request."""
+
+    def __init__(self, read: Callable[[bytes], Any] | None) -> None:
+        self._read = read
+
+    def __call__(self, data: bytes) -> Any:
+        try:
+            return data if self._read is None else self._read(data)
+        except InvalidInput as error:
+            return error
 
 
 class _Watch:
