@@ -117,7 +117,8 @@ def _value(chance: random.Random, field: Any, depth: int) -> Any:
     return number - 2 ** (bits - 1) if signed else number
 
 
-async def _call(channel: grpc.aio.Channel, path: str, method: Any, requests: tuple[bytes, ...]) -> Attack:
+async def _call(channel: Any, path: str, method: Any, requests: tuple[bytes, ...]) -> Attack:
+    """channel: of grpc.aio, whose types know no call without serializers."""
     streams = bool(method.client_streaming or method.server_streaming)
     code, details = grpc.StatusCode.OK, ""
     limit_s = 0.2 if streams else CALL_S
