@@ -3,9 +3,9 @@
     .venv/bin/python bench/page.py [--nodes 200 1000] [--pictures 30] [--output json]
 
 loop_ms: the longest turn of the coordinator's loop while a copy is made, over a real directory with as many streams.
-picture_ms: the whole picture: copy, document, JSON. Both are CPU time. draw_ms: a browser's main thread for one picture, layout
-and paint included; heap_MiB: of the page after all pictures and a collection. The browser is the machine's chromium, driven by
-playwright (extra ops-tests); without them these two are empty.
+picture_ms: the whole picture: copy, document, JSON. draw_ms: a browser's main thread for one picture, layout and paint
+included; these are CPU time. heap_MiB: of the page after all pictures and a collection. The browser is the machine's chromium,
+driven by playwright (extra ops-tests); without them these two are empty.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def browser(nodes: int, pictures: int) -> dict[str, Any]:
         page.goto(url)
         page.wait_for_selector("html[data-picture]")
         protocol = page.context.new_cdp_session(page)
-        protocol.send("Performance.enable")
+        protocol.send("Performance.enable", {"timeDomain": "threadTicks"})
         before, first = measured(protocol), drawn(page)
         while drawn(page) < first + pictures:
             page.wait_for_timeout(50)

@@ -13,13 +13,14 @@ from kvdir.core.directory import Directory
 from kvdir.core.event import Event, Heartbeat, HeartbeatFigures, ReadFigures
 from kvdir.core.namespaces import Announced
 from kvdir.core.recent_lookups import MAX_NODES, RecentLookups
+from kvdir.core.story import StoryEntry
 from kvdir.core.who_holds import who_holds
 from kvdir.errors import InvalidInput
 from kvdir.fingerprint import Fingerprints
 from kvdir.index import Sketch, open_index
 from kvdir.location import NodeTrust, StreamState, Tier
 from kvdir.server.page.copies import Changes
-from kvdir.server.page.document import document, explained
+from kvdir.server.page.document import document, explained, story_document
 from kvdir.server.page.question import MAX_FINGERPRINTS, read_question
 from kvdir.server.page.rates import Rates
 from kvdir.testing.page_fleet import NAMESPACE, fleet_copy
@@ -165,3 +166,11 @@ def test_who_is_left_out_of_an_answer_and_why_is_said() -> None:
     told = explained(answer, None)
     assert [claim["node"] for claim in told["claims"]] == ["here", "silent"]
     assert told["runs"] == [(0, 1, [0, 1]), (1, 1, [0])]
+
+
+def test_no_fingerprint_is_in_what_happened() -> None:
+    words = f"a reader found 2 blocks absent (2 removed): {ONE.hex()}, {OTHER.hex()[:32]}"
+    entry = StoryEntry(1.0, "n", 0xD4DDFAED81C1401C, "feedback", words)
+    told = story_document(entry, now_s=2.0)
+    assert told["words"] == "a reader found 2 blocks absent (2 removed): 00010203…, 20212223…"
+    assert told["epoch"] == "d4ddfaed81c1401c"

@@ -1,13 +1,14 @@
 """A copy as the page reads it: one JSON object that stands alone, so that one which is skipped is no loss. Pure.
 
 Rules: every figure that is folded from a lossy stream is [value, why it is not trusted], the second empty when it is; nothing
-is cut short without saying how much. Bounded: notes, namespaces and sources are; nodes are as many as there are.
-Ages are seconds at the moment of the copy.
+is cut short without saying how much; no fingerprint is in it, only the beginning of one. Bounded: notes, namespaces and
+sources are; nodes are as many as there are. Ages are seconds at the moment of the copy.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from kvdir.server.page.rates import Point
 
 NAMESPACES = 12
 CLAIMS = 50
+_FINGERPRINT = re.compile(r"\b([0-9a-f]{8})[0-9a-f]{24,}\b")
 _TIERS = {int(tier): tier.name.lower() for tier in Tier}
 
 Figure = tuple[int, str]
@@ -224,7 +226,7 @@ def story_document(entry: StoryEntry, *, now_s: float) -> dict[str, Any]:
         "node": entry.node,
         "epoch": f"{entry.epoch:016x}",
         "kind": str(entry.kind),
-        "words": entry.words,
+        "words": _FINGERPRINT.sub(r"\1…", entry.words),
         "seq": entry.seq,
     }
 

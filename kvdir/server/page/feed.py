@@ -67,7 +67,7 @@ class _Viewer:
             return False
         return True
 
-    def silent(self) -> bool:
+    def listens(self) -> bool:
         """Whether it is still there: there is something to read of it, and a viewer has nothing more to say."""
         try:
             return bool(self.socket.recv(1024))
@@ -97,6 +97,7 @@ class Feed:
         self._joining: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
         self._viewers: set[_Viewer] = set()
         self._closed = False
+        self._door = threading.Lock()
         self._rates = Rates()
         self._number = 0
         self._due_s = 0.0
@@ -122,17 +123,20 @@ class Feed:
 
     def join(self, connection: socket.socket) -> bool:
         """Takes the connection over, whose head was sent. False: there is no room, and it is the caller's still."""
-        if self._closed or self.viewers >= self._max_viewers:
-            return False
-        connection.setblocking(False)
-        self._joining.put(connection)
-        self._waker.send(b"j")
-        return True
+        with self._door:
+            if self._closed or self.viewers >= self._max_viewers:
+                return False
+            connection.setblocking(False)
+            self._joining.put(connection)
+            self._waker.send(b"j")
+            return True
 
     async def close(self) -> None:
         """Ends every stream; clients come back by themselves. On the loop, which goes on turning for a copy under way."""
-        self._closed = True
-        self._waker.send(b"c")
+        with self._door:
+            if not self._closed:
+                self._closed = True
+                self._waker.send(b"c")
         await asyncio.to_thread(self._thread.join)
 
     # -- the thread ------------------------------------------------------------------------------------------------------
@@ -142,6 +146,8 @@ class Feed:
             while not self._closed:
                 self._turn()
         finally:
+            with self._door:  # nobody joins any more
+                self._closed = True
             for viewer in tuple(self._viewers):
                 self._leave(viewer)
             while not self._joining.empty():
@@ -157,7 +163,7 @@ class Feed:
             viewer = key.data
             if viewer is None:
                 self._woken.recv(1024)
-            elif (events & selectors.EVENT_READ and not viewer.silent()) or not viewer.flush(time.monotonic()):
+            elif (events & selectors.EVENT_READ and not viewer.listens()) or not viewer.flush(time.monotonic()):
                 self._leave(viewer)
             else:
                 self._attend(viewer)
