@@ -109,7 +109,7 @@ for step in "a store" "b load"; do
   read -r name verb <<< "$step"
   (within "$work/$name" python3 - "$verb" unix:/run/kvdir/agent.sock "$seed") < deploy/exchange.py
 done
-(within "$work/none" kvdir nodes 127.0.0.1:7400)
+(within "$work/none" kvdir nodes)
 for pid in "${pids[@]}"; do kill -TERM "$pid"; done
 for pid in "${pids[@]}"; do wait "$pid"; done
 pids=()
