@@ -94,6 +94,25 @@ def test_the_node_is_named_by_its_pod_when_an_agent_starts() -> None:
     assert ipv6["PEER_AGENT_ADVERTISE"] == f"[{POD['POD_IP']}]:7410"
 
 
+def test_an_agents_certificate_holds_the_name_that_peers_ask_for_when_each_pod_has_its_own() -> None:
+    rendered = render(ci_values("csi"))
+    attributes = {
+        part: next(volume["csi"]["volumeAttributes"] for volume in pod["spec"]["volumes"] if "csi" in volume)
+        for part, pod in ((workload.rpartition("-")[2], pod) for workload, pod in rendered.pods())
+    }
+
+    def held(part: str, kind: str) -> str:
+        """As the driver expands it."""
+        return re.sub(r"\$\{(\w+)\}", lambda found: POD[found[1]], attributes[part][f"csi.cert-manager.io/{kind}"])
+
+    toml = rendered.one("ConfigMap", "kvdir-agent")["data"]["agent.toml"]
+    expected = dict(re.findall(r'^(tls_\w+_name) = "(.*)"$', toml, re.MULTILINE))
+    node = environ(agent_container(rendered), "PEER_AGENT_")["PEER_AGENT_NODE"]
+    assert held("agent", "dns-names") == expected["tls_peer_name"].replace("{node}", node)
+    assert expected["tls_server_name"] in held("coordinator", "dns-names").split(",")
+    assert held("agent", "uri-sans").endswith(f"/agent/{node}")
+
+
 def test_memory_is_enough_for_the_arena_when_the_agent_plans_it(tmp_path: Path) -> None:
     """`peer-agent serve --dry-run` says what it would take; the volume and the limit hold that, the replica and the heap."""
     values = {

@@ -167,7 +167,7 @@
 {{- $out = append $out (printf "coordinator.config.%s: the chart sets it; use %s" $key (get $owners $key | default (include "kvdir.owner" $key))) -}}
 {{- end -}}
 {{- end -}}
-{{- $agent := concat (include "kvdir.agent.owned" . | fromJson | keys) (list "node" "advertise" "namespaces" "arena_bytes" "replica_path" "replica_max_bytes" "ucp_library" "tls_cert" "tls_key" "tls_ca" "tls_server_name" "data_tls_cert" "data_tls_key" "data_tls_ca" "policy") | uniq -}}
+{{- $agent := concat (include "kvdir.agent.owned" . | fromJson | keys) (list "node" "advertise" "namespaces" "arena_bytes" "replica_path" "replica_max_bytes" "ucp_library" "tls_cert" "tls_key" "tls_ca" "tls_server_name" "tls_peer_name" "data_tls_cert" "data_tls_key" "data_tls_ca" "policy") | uniq -}}
 {{- range $key := keys .Values.agent.config | sortAlpha -}}
 {{- if has $key $agent -}}
 {{- $out = append $out (printf "agent.config.%s: the chart sets it; use %s" $key (include "kvdir.owner" $key)) -}}

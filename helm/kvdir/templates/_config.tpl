@@ -42,6 +42,9 @@
 {{- $_ := set $out "tls_key" "/etc/kvdir/tls/tls.key" -}}
 {{- $_ := set $out "tls_ca" "/etc/kvdir/tls/ca.crt" -}}
 {{- $_ := set $out "tls_server_name" (include "kvdir.tls.serverName" .) -}}
+{{- if eq .Values.tls.mode "csi" -}}
+{{- $_ := set $out "tls_peer_name" (printf "{node}.%s" (include "kvdir.tls.serverName" .)) -}}
+{{- end -}}
 {{- end -}}
 {{- $_ := set $out "listen" (printf "%s:7410" $any) -}}
 {{- $_ := set $out "http_listen" (printf "%s:7411" $any) -}}

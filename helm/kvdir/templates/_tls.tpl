@@ -4,10 +4,14 @@
 {{ default (include "kvdir.fullname" .) .Values.tls.serverName }}
 {{- end }}
 
-{{/* The DNS names that a certificate must hold. Call with (list . "coordinator"). */}}
+{{/* The DNS names that a certificate must hold. Call with (list . "coordinator"). With csi an agent has a name of its own, and not that
+   of coordinators: nobody but one of them passes for one. The driver expands ${...} itself. */}}
 {{- define "kvdir.tls.dnsNames" -}}
 {{- $ := index . 0 -}}
 {{- $names := list (include "kvdir.tls.serverName" $) -}}
+{{- if and (eq (index . 1) "agent") (eq $.Values.tls.mode "csi") -}}
+{{- $names = list (printf "${POD_NAME}.${POD_UID}.%s" (include "kvdir.tls.serverName" $)) -}}
+{{- end -}}
 {{- if eq (index . 1) "coordinator" -}}
 {{- range $service := list (include "kvdir.coordinator.name" $) (include "kvdir.coordinator.headless" $) -}}
 {{- $name := printf "%s.%s" $service $.Release.Namespace -}}
@@ -45,7 +49,7 @@ spiffe://{{ $.Values.tls.certManager.trustDomain }}/ns/{{ $.Release.Namespace }}
 {{- end }}
 
 {{/* Call with (list . "agent" "volume name" mode of files). With csi the identity ends in the node's name in the directory, so that
-   a policy can hold an agent to it: nodes = ["{node}"]. The driver expands ${...} itself. */}}
+   a policy can hold an agent to it: nodes = ["{node}"]. */}}
 {{- define "kvdir.tls.volume" -}}
 {{- $ := index . 0 -}}
 {{- if eq $.Values.tls.mode "csi" }}
