@@ -18,6 +18,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextvars import copy_context
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -175,7 +176,7 @@ class StateEngine:
 
     def _submitted(self, work: Callable[[int], T], group: int) -> Future[T]:
         try:
-            return self._threads.submit(work, group)
+            return self._threads.submit(copy_context().run, work, group)  # which request it is for
         except RuntimeError:  # closed meanwhile: a miss, as with a single engine
             never = Future[T]()
             never.cancel()

@@ -12,10 +12,12 @@ import pytest
 from kvdir.errors import InvalidInput
 from kvdir.fingerprint import Fingerprints
 from kvdir.namespace import Namespace
+from kvdir.obs.trace import request_id
 from peer_agent.client import state
 from peer_agent.client.engine import Engine
 from peer_agent.client.results import LoadResult, LookupResult, StoreResult
 from peer_agent.client.state import StateEngine
+from peer_agent.client.tracing import named
 from peer_agent.core.effects import LoadStatus
 
 ATTENTION = {"layers": 1, "kv_heads": 1, "head_dim": 8}
@@ -39,6 +41,7 @@ class Group:
         self.begun = threading.Semaphore(0)
         self.working = 0
         self.deadlines: list[float] = []
+        self.requests: list[str] = []
         self.fails = False
 
     def lookup(self, fingerprints: Fingerprints, *, deadline_s: float) -> LookupResult:
@@ -48,6 +51,7 @@ class Group:
     def load(self, fingerprints: Fingerprints, *, into: Any, deadline_s: float) -> LoadResult:
         if self.fails:
             raise InvalidInput("wrong memory")
+        self.requests.append(request_id())
         self.working += 1
         self.begun.release()
         status = LoadStatus.HIT_LOCAL if self.go.wait(deadline_s) else LoadStatus.LATE
@@ -71,6 +75,13 @@ def groups() -> list[Group]:
 def engine(groups: list[Group]) -> Iterator[StateEngine]:
     with StateEngine(NAMESPACE, [cast(Engine, group) for group in groups], deadline_s=HANGS_S) as made:
         yield made
+
+
+def test_groups_work_for_the_request_that_the_caller_named(engine: StateEngine, groups: list[Group]) -> None:
+    with named("", "cmpl-7"):
+        engine.load(PROMPT, into=ROOMS)
+    engine.load(PROMPT, into=ROOMS)
+    assert [group.requests for group in groups] == [["cmpl-7", ""]] * 2
 
 
 def test_calls_end_by_their_own_deadline_when_longer_ones_have_all_threads(engine: StateEngine, groups: list[Group]) -> None:
