@@ -99,8 +99,10 @@ def _fields(formatter: logging.Formatter, record: logging.LogRecord) -> dict[str
         "logger": record.name,
         "event": record.getMessage(),
     }
-    for key, value in (*getattr(record, "fields", {}).items(), *getattr(record, "stamp", {}).items()):
+    for key, value in getattr(record, "fields", {}).items():
         fields[key if key not in fields else f"{key}_"] = value
+    for key, value in getattr(record, "stamp", {}).items():
+        fields.setdefault(key, value)
     if record.exc_info:
         fields["traceback"] = formatter.formatException(record.exc_info)
     elif record.exc_text:
@@ -142,6 +144,12 @@ class QueueingHandler(logging.Handler):
         self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._take(record)
+        except Exception:  # a value that cannot be written: logging's own answer, on stderr; whoever logs goes on
+            self.handleError(record)
+
+    def _take(self, record: logging.LogRecord) -> None:
         key = _key(record)
         _let_go(record)
         record.stamp = _stamp()

@@ -232,7 +232,7 @@ def _attribute(key: str, value: Value) -> pb.OtlpAttribute:
         case float():
             made = {"double_value": value}
         case _:
-            made = {"string_value": value}
+            made = {"string_value": str(value)}
     return pb.OtlpAttribute(key=key, value=pb.OtlpValue(**made))
 
 

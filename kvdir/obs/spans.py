@@ -179,23 +179,26 @@ class Tracer:
     recorder: Recorder | None = None
     ratio: float = 0.0
 
-    def context(self, traceparent: str, state: str) -> TraceContext | None:
-        """What a request works under: its caller's trace, a new one, or none."""
-        found = trace.parse(traceparent, state, recorder=self.recorder) if traceparent else None
-        if found is None and self.ratio and random.random() < self.ratio:
-            return TraceContext(secrets.token_hex(16), "", True, recorder=self.recorder)
-        return found
-
     def enter(self, metadata: Iterable[Any]) -> None:
-        """At the beginning of a call, in its own task."""
+        """At the beginning of a call, in its own task: its caller's trace, if it has one, is current from now on."""
         parent, state, name = trace.arrived(metadata)
-        if parent or name or self.ratio:
-            trace.enter(self.context(parent, state), request_id=name)
+        if parent or name:
+            trace.enter(trace.parse(parent, state, recorder=self.recorder), request_id=name)
+
+    def begin(self) -> None:
+        """In the task of a call that is one request: where its caller has no trace, a new one may begin."""
+        if self.ratio and trace.current() is None:
+            trace.enter(self._root())
 
     def carried(self, carrier: Any) -> AbstractContextManager[None]:
-        """As `enter`, for one message of a stream. carrier: kvdir.v1.RequestContext."""
-        context = self.context(carrier.traceparent, carrier.tracestate)
-        return trace.within(context, request_id=carrier.request_id)
+        """As both, for one message of a stream. carrier: kvdir.v1.RequestContext."""
+        found = trace.parse(carrier.traceparent, carrier.tracestate, recorder=self.recorder)
+        return trace.within(found or self._root(), request_id=carrier.request_id)
+
+    def _root(self) -> TraceContext | None:
+        if random.random() >= self.ratio:
+            return None
+        return TraceContext(secrets.token_hex(16), "", True, recorder=self.recorder)
 
 
 NO_TRACER = Tracer()

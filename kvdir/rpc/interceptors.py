@@ -92,6 +92,7 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
             who = UNCHECKED
             remaining = context.time_remaining()
             limit_s = self._max_deadline_s if remaining is None else min(remaining, self._max_deadline_s)
+            self._tracer.begin()
             with rpc_span(name, Kind.SERVER) as span:
                 try:
                     who = gate.admit(path, context)

@@ -154,6 +154,25 @@ async def test_agent_begins_traces_when_its_callers_have_none_and_the_ratio_says
     assert {span.service for span in spans if span.name == LOOKUP} >= {"kvdir-peer-agent/alone"}
 
 
+async def test_every_lookup_begins_its_own_trace_when_many_share_a_stream_and_the_ratio_says_so(
+    tmp_path: Path, collector: SpanCollector
+) -> None:
+    async with local_cluster(tmp_path, coordinator=False) as cluster:
+        await cluster.start_coordinator(otlp_endpoint=collector.url, trace_ratio=1.0)
+        agent = await cluster.start_agent("node")
+        await cluster.wait_known("node")
+        async with DirectoryClient(cluster.coordinator_address) as client:
+            for _ in range(3):
+                await client.lookup(next(iter(agent.store.namespaces)), cluster.blocks.chain(2), deadline_s=10)
+
+        def lookups() -> list[Received]:
+            return [span for span in collector.spans if span.name == LOOKUP]
+
+        await eventually(lambda: len(lookups()) == 3, what="three lookups")
+        assert len({span.trace_id for span in lookups()}) == 3
+        assert not any(span.parent for span in lookups())
+
+
 async def test_lookup_is_in_the_trace_when_a_worker_answers_it_or_passes_it_on(
     tmp_path: Path, collector: SpanCollector
 ) -> None:

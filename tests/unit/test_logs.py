@@ -108,6 +108,28 @@ def test_line_names_request_and_trace_when_it_is_said_for_one() -> None:
     assert not {"request_id", "trace_id"} & outside.keys()
 
 
+def test_name_of_a_request_is_in_a_line_once_when_it_is_said_too() -> None:
+    with logging_to(form=LogfmtFormatter) as log:
+        with trace.within(None, request_id="cmpl-7"):
+            log.say(logging.ERROR, "call failed", request_id="cmpl-7")
+        (line,) = log.lines()
+    assert line.count("cmpl-7") == 1
+
+
+def test_whoever_logs_goes_on_when_a_value_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        def __str__(self) -> str:
+            raise ValueError("no words")
+
+    failed: list[object] = []
+    with logging_to() as log:
+        monkeypatch.setattr(log.handler, "handleError", failed.append)
+        log.say(logging.INFO, "broken", node=Broken())
+        log.say(logging.INFO, "well")
+        assert len(log.lines()) == 1
+    assert len(failed) == 1
+
+
 def test_repeats_are_counted_when_one_event_floods_the_log() -> None:
     with logging_to() as log:
         for number in range(1000):

@@ -145,18 +145,27 @@ def test_span_says_only_the_kind_of_error_when_something_is_raised() -> None:
 
 def test_trace_begins_here_when_the_ratio_says_so_and_the_caller_has_none() -> None:
     tracer = Tracer(Kept(), ratio=1.0)
-    new = tracer.context("", "")
+
+    def call(*metadata: tuple[str, str]) -> TraceContext | None:
+        tracer.enter(metadata)
+        before = trace.current()
+        tracer.begin()
+        assert before is None or trace.current() is before, "the caller's word stands"
+        return trace.current()
+
+    new = contextvars.copy_context().run(call)
     assert new is not None
     assert (new.sampled, new.span_id, len(new.trace_id)) == (True, "", 32)
-    given = tracer.context(f"00-{TRACE}-{CALLER}-00", "")
+    given = contextvars.copy_context().run(call, ("traceparent", f"00-{TRACE}-{CALLER}-00"))
     assert given is not None
-    assert not given.sampled, "the caller's word stands"
+    assert not given.sampled
 
 
 def test_nothing_is_set_when_a_call_names_nothing() -> None:
     def call() -> list[Any]:
         before = len(contextvars.copy_context())
         NO_TRACER.enter((("user-agent", "grpc"), ("te", "trailers")))
+        NO_TRACER.begin()
         return [len(contextvars.copy_context()) - before, trace.current(), trace.request_id()]
 
     assert contextvars.copy_context().run(call) == [0, None, ""]
