@@ -23,7 +23,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.ops)
-            item.add_marker(pytest.mark.timeout(120))
+            item.add_marker(pytest.mark.timeout(240))
 
 
 @pytest.fixture
