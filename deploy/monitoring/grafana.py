@@ -38,6 +38,8 @@ class Empty(enum.StrEnum):
 
     NEVER = ""
     WHEN_WELL = "Empty when all is well."
+    WITHOUT_CALLS = "Empty while nobody asks coordinators: agents with replicas do not."
+    WITH_STORE = "Empty where coordinators share a store: they keep no blocks themselves."
     WITHOUT_VLLM = "Empty unless this Prometheus scrapes vLLM too."
     WITHOUT_STORE = "Empty unless the directory lies in Redis or Valkey (--store)."
     WITHOUT_REPLICA = "Empty unless agents keep replicas (--replica)."

@@ -26,6 +26,7 @@ from kvdir.obs.definitions import GROUPS as METRICS
 SUFFIXES = re.compile(r"_(bucket|sum|count)$")
 NOT_OURS = re.compile(r"up|ALERTS|vllm:.+|(cluster):.+")
 """Prometheus' own, vLLM's, and what recording rules make."""
+SHOWN_BY_THE_DEMO = (Empty.NEVER, Empty.WITH_STORE, Empty.WITHOUT_CALLS)
 
 
 def named_metrics(expression: str) -> Iterator[str]:
@@ -144,7 +145,7 @@ def _empty(watched: Watched, board: Dashboard, span: Span) -> list[str]:
     return [
         panel.title
         for panel, item in zip(board.panels, shown, strict=True)
-        if panel.empty is Empty.NEVER and not _has_a_value(item)
+        if panel.empty in SHOWN_BY_THE_DEMO and not _has_a_value(item)
     ]
 
 

@@ -52,22 +52,24 @@ _INDEX = Row(
     "Memory of the directory",
     (
         Panel(
-            title="Blocks known", width=6, good="Every coordinator the same: the distinct blocks of all nodes.",
+            title="Blocks known", empty=Empty.WITH_STORE, width=6,
+            good="Every coordinator the same: the distinct blocks of all nodes.",
             queries=[Query(f"kvdir_index_blocks{{{COORDINATOR}}}", "{{instance}}")],
         ),
         Panel(
-            title="Index", width=6, unit="bytes", good="Below the bound, where one is set (max_index_bytes).",
+            title="Index", empty=Empty.WITH_STORE, width=6, unit="bytes",
+            good="Below the bound, where one is set (max_index_bytes).",
             queries=[
                 Query(f"kvdir_index_bytes{{{COORDINATOR}}}", "{{instance}}"),
                 Query(f"kvdir_index_max_bytes{{{COORDINATOR}}} > 0", "bound of {{instance}}"),
             ],
         ),
         Panel(
-            title="Bytes a block", width=6, unit="bytes", good="20 to 40, once there are many.",
+            title="Bytes a block", empty=Empty.WITH_STORE, width=6, unit="bytes", good="20 to 40, once there are many.",
             queries=[Query(f"kvdir_index_bytes{{{COORDINATOR}}} / (kvdir_index_blocks{{{COORDINATOR}}} > 0)", "{{instance}}")],
         ),
         Panel(
-            title="Forgotten for want of room a second", width=6,
+            title="Forgotten for want of room a second", empty=Empty.WITH_STORE, width=6,
             good="0, or the index is smaller than the fleet's memory on purpose.",
             queries=[
                 Query(rate("kvdir_index_evicted_blocks_total", COORDINATOR), "evicted from the index"),
@@ -91,11 +93,12 @@ _INDEX = Row(
             ), "{{subject}}")],
         ),
         Panel(
-            title="Checkpoint", width=6, unit="bytes", good="About as large as the index; 0 without checkpoints.",
+            title="Checkpoint", empty=Empty.WITH_STORE, width=6, unit="bytes",
+            good="About as large as the index; 0 without checkpoints.",
             queries=[Query(f"kvdir_checkpoint_bytes{{{COORDINATOR}}}", "{{instance}}")],
         ),
         Panel(
-            title="Watchers", width=6, good="One for every agent with a replica.",
+            title="Watchers", empty=Empty.WITH_STORE, width=6, good="One for every agent with a replica.",
             queries=[
                 Query(total("kvdir_watchers", COORDINATOR, by="instance"), "at {{instance}}"),
                 Query(rate("kvdir_watch_cut_off_total", COORDINATOR), "cut off a second"),

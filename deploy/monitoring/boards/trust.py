@@ -30,7 +30,7 @@ _TRUST = Row(
                      "stale": "semi-dark-red", "fenced": "#6e7681"},
         ),
         Panel(
-            title="Sums that may be trusted", width=8, unit="percentunit", most=1,
+            title="Sums that may be trusted", empty=Empty.WITH_STORE, width=8, unit="percentunit", most=1,
             good="100 %. What quotas and clean-up act upon; below it they wait.",
             queries=[Query(total("kvdir_view_trusted_ratio", COORDINATOR, by="scope", over="min"), "{{scope}}")],
         ),
@@ -51,7 +51,7 @@ _REPAIRS = Row(
             queries=[Query(total("kvdir_stream_missing_events", COORDINATOR), "missing now")],
         ),
         Panel(
-            title="Holes in streams a second", width=6, good="0 on a sound network.",
+            title="Holes in streams a second", empty=Empty.WITH_STORE, width=6, good="0 on a sound network.",
             queries=[
                 Query(rate("kvdir_gaps_total", COORDINATOR), "holes"),
                 Query(rate("kvdir_digest_contradictions_total", COORDINATOR), "wrong without a hole"),
@@ -59,7 +59,8 @@ _REPAIRS = Row(
             colours={"holes": "semi-dark-orange", "wrong without a hole": "semi-dark-red"},
         ),
         Panel(
-            title="Repairs a second", width=6, good="As many done as asked for: replays are cheap, snapshots are not.",
+            title="Repairs a second", empty=Empty.WITH_STORE, width=6,
+            good="As many done as asked for: replays are cheap, snapshots are not.",
             queries=[
                 Query(rate("kvdir_repairs_total", COORDINATOR, by="kind", where='outcome="done"'), "{{kind}} done"),
                 Query(rate("kvdir_repairs_total", COORDINATOR, by="kind", where='outcome="failed"'), "{{kind}} failed"),
@@ -76,11 +77,12 @@ _REPAIRS = Row(
             ],
         ),
         Panel(
-            title="Bytes for repairs", width=6, unit="Bps", good="Far below what the events themselves take.",
+            title="Bytes for repairs", empty=Empty.WITH_STORE, width=6, unit="Bps",
+            good="Far below what the events themselves take.",
             queries=[Query(rate("kvdir_repair_bytes_total", COORDINATOR, by="kind"), "{{kind}}")],
         ),
         Panel(
-            title="Proofs a second", width=6, good="One a node and heartbeat: both ends hold the same.",
+            title="Proofs a second", empty=Empty.WITH_STORE, width=6, good="One a node and heartbeat: both ends hold the same.",
             queries=[Query(rate("kvdir_digest_proofs_total", COORDINATOR), "streams proven equal")],
         ),
         Panel(
@@ -109,7 +111,7 @@ _LOOKUPS = Row(
             queries=[Query(rate("kvdir_lookups_total", COORDINATOR, by="instance"), "{{instance}}")],
         ),
         Panel(
-            title="Blocks that are known somewhere", width=6, unit="percentunit", most=1,
+            title="Blocks that are known somewhere", empty=Empty.WITHOUT_CALLS, width=6, unit="percentunit", most=1,
             good="Depends on the prompts; a sudden fall does not.",
             queries=[
                 Query(share(
@@ -136,11 +138,12 @@ _LOOKUPS = Row(
             queries=[Query(quantile(q, "peer_agent_used_entry_age_seconds", FLEET), name) for q, name in _QUANTILES],
         ),
         Panel(
-            title="Calls at coordinators a second", width=6, good="OK alone. Other codes: the runbook says what each means.",
+            title="Calls at coordinators a second", empty=Empty.WITHOUT_CALLS, width=6,
+            good="OK alone. Other codes: the runbook says what each means.",
             queries=[Query(rate("kvdir_rpc_calls_total", COORDINATOR, by="code"), "{{code}}")],
         ),
         Panel(
-            title="Calls at coordinators, 99 % within", width=6, unit="s",
+            title="Calls at coordinators, 99 % within", empty=Empty.WITHOUT_CALLS, width=6, unit="s",
             good="Milliseconds; the streams of a connection are not in it.",
             queries=[Query(
                 quantile(0.99, "kvdir_rpc_duration_seconds", COORDINATOR, by="method", where=_NO_STREAM), "{{method}}",
