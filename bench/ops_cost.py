@@ -51,7 +51,8 @@ T = TypeVar("T")
 WAYS = ("bare", "metrics", "tracing", "tls", "context")
 ASKED = 64
 """Blocks of a message: few, so that what is added to a message shows."""
-MESSAGES = 1_000
+MESSAGES = 200
+"""In one round: short rounds see the same machine more often than long ones."""
 SCRAPES = 20
 NAMESPACE = many_namespaces(1, tenants=1)[0]
 NOWHERE = "http://127.0.0.1:9"
@@ -237,7 +238,7 @@ def show(rows: list[dict[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=("messages", "scrape"))
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--bar", type=float, default=0.0, help="exit with 1 if `tls` takes more than this times `bare`")
     parser.add_argument("--serve", choices=WAYS, help=argparse.SUPPRESS)
     parser.add_argument("--scrape", help=argparse.SUPPRESS)

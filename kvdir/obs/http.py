@@ -93,7 +93,7 @@ class HttpSide:
         self._making = threading.Lock()
         self._made: dict[str, _Page] = {}
         probes = {"/healthz": lambda: _probe(alive), "/readyz": lambda: _probe(ready, remark)}
-        names = tuple(f" {path}".encode() for path in probes)
+        probe_paths = [[path.encode()] for path in probes]
 
         class Handler(_Handler):
             pages = {"/metrics": self._scraped, **{path: _accepting(probe) for path, probe in probes.items()}}  # noqa: RUF012
@@ -102,7 +102,9 @@ class HttpSide:
         flag = f"--{setting.replace('_', '-')}"
         try:
             self._door = Door(
-                address, lambda connection: _answer(Handler, connection), is_probe=lambda line: any(n in line for n in names)
+                address,
+                lambda connection: _answer(Handler, connection),
+                is_probe=lambda line: line.split(b" ")[1:2] in probe_paths,
             )
         except OSError as error:
             raise ConfigError(

@@ -6,9 +6,11 @@ import re
 
 import pytest
 
-from kvdir.obs import definitions
+from kvdir.obs import definitions, labels
 from kvdir.obs.definition import OTHER, Buckets, Definition, Exposer, Family, Fold, Kind, Label
 from kvdir.obs.tally import Tally
+from peer_agent.core.effects import LoadStatus
+from peer_agent.core.schedule import Priority
 
 MANY = 2_000
 
@@ -34,6 +36,11 @@ def test_a_definition_keeps_the_conventions_when_it_is_declared(metric: Definiti
     for label in metric.labels:
         assert label.values or (label.bound and label.why)
         assert label.name not in ("fingerprint", "tenant", "request_id", "le", "peer")
+
+
+def test_values_of_labels_are_those_of_the_enums_when_an_agent_is_meant() -> None:
+    assert labels.STATUS.values == tuple(status.name.lower() for status in LoadStatus)
+    assert labels.PRIORITY.values == tuple(priority.name.lower() for priority in Priority)
 
 
 def test_the_worst_case_of_a_daemon_is_bounded_when_every_label_is_full() -> None:
