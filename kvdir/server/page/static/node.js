@@ -87,9 +87,14 @@ function holdings(node) {
     el("span", { title: `${item.digest} ${item.words}` }, item.model || item.digest.slice(0, 16)),
     item.tier,
     figureOf(item.blocks, figure(item.blocks)),
-    el("span", { class: item.blocks[0] === item.owner_blocks ? "" : "differs", title: `as of event ${item.owner_at_seq}` }, count(item.owner_blocks)),
+    el("span", { class: differs(node, item) ? "differs" : "", title: `as of event ${count(item.owner_at_seq)}; applied are ${count(node.last_seq)}` }, count(item.owner_blocks)),
     figureOf(item.bytes, figure(item.bytes, bytes)),
   ])));
+}
+
+// The owner's count is as of its newest heartbeat: what came since is no difference.
+function differs(node, item) {
+  return item.owner_at_seq === node.last_seq && item.blocks[0] !== item.owner_blocks;
 }
 
 function reads(node) {
