@@ -291,7 +291,7 @@ async def test_inventory_and_metrics_show_what_was_accepted_and_the_room_left(di
             text = (await _fetch(f"http://{agent.ready.http}/metrics")).decode()
         assert 'peer_agent_accepted_namespaces{state="accepted"} 1.0' in text
         assert 'peer_agent_accepted_namespaces{state="room"} 1.0' in text
-        assert f'peer_agent_slots{{namespace="{cluster.namespace.short}",state="free"}}' in text
+        assert f'peer_agent_slots{{kv_namespace="{cluster.namespace.short}",state="free"}}' in text
 
 
 async def _fetch(url: str) -> bytes:

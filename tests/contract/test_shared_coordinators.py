@@ -194,7 +194,7 @@ async def test_lookups_answer_in_time_and_events_wait_when_the_store_is_away():
         assert (status.store, status.store_fault, status.warming) == ("redis://the-test-gives-one", "it is down", True)
         metrics = await asyncio.to_thread(get, a.http, "/metrics")
         assert "kvdir_store_up 0.0" in metrics
-        assert 'kvdir_store_rpc_calls_total{code="store-unavailable",method="nodes"}' in metrics
+        assert 'kvdir_store_rpc_calls_total{method="nodes",code="store-unavailable"}' in metrics
         blocks.fault = None
         await node.synced()
         assert node.publisher.stats().snapshots == 0

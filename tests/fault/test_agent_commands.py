@@ -59,7 +59,7 @@ async def test_ready_line_says_where_everything_is(agent: Child):
     assert {"event", "node", "epoch", "peer", "data", "engine", "http"} <= ready.keys()
     assert (ready["event"], ready["node"]) == ("ready", "n1")
     assert ready["capacity"]["classes"][0]["slots"] == 247
-    for path, words in (("healthz", "ok"), ("readyz", "ok"), ("metrics", 'peer_agent_slots{namespace="test@')):
+    for path, words in (("healthz", "ok"), ("readyz", "ok"), ("metrics", 'peer_agent_slots{kv_namespace="test@')):
         with await asyncio.to_thread(urllib.request.urlopen, f"http://{ready['http']}/{path}") as answer:
             assert words in answer.read().decode()
 
