@@ -250,7 +250,8 @@ class Publisher:
     async def _dial_grpc(self) -> AsyncIterator[Any]:
         channel = self._dialer.aio(self._address, options=self._options)
         try:
-            await self._dialer.connected(channel, target=self._address, timeout_s=self._connect_timeout_s)
+            patience_s = self._dialer.patience_s(self._address, self._connect_timeout_s)
+            await self._dialer.connected(channel, target=self._address, timeout_s=patience_s)
             yield events_pb2_grpc.EventsStub(channel).Publish()
         finally:
             await channel.close()

@@ -212,7 +212,8 @@ class Replica:
     async def _watch(self, address: str) -> None:
         options = client_options(max_message_bytes=DEFAULT_MAX_MESSAGE_BYTES)
         async with self._dialer.aio(address, options=options) as channel:
-            await self._dialer.connected(channel, target=address, timeout_s=self._connect_timeout_s)
+            patience_s = self._dialer.patience_s(address, self._connect_timeout_s)
+            await self._dialer.connected(channel, target=address, timeout_s=patience_s)
             call: Any = channel.stream_stream(
                 METHOD, request_serializer=directory_pb2.WatchRequest.SerializeToString, response_deserializer=None
             )()

@@ -38,6 +38,9 @@ SOON_S = 24 * 3600.0
 """A certificate that ends so soon is remarked on."""
 LOOK_S = 1.0
 """So often holders of channels look whether there is a newer certificate."""
+HANDSHAKE_MS = 3_000
+"""Longest a connect may take with its handshake, of which a server manages some hundreds a second when all come at once."""
+_CONNECT = "grpc.min_reconnect_backoff_ms"
 RETRY_S = 5.0
 """So often files that could not be used are tried again though they did not change: it may have been the clock, or a mount."""
 
@@ -170,6 +173,10 @@ class Dialer:
         """Whether a channel to it is TLS."""
         return self._credentials is not None and not address.startswith("unix:")
 
+    def patience_s(self, address: str, connect_s: float) -> float:
+        """For a connection in the background, which would rather wait its turn than have its handshake begin anew."""
+        return max(connect_s, HANDSHAKE_MS / 1000) if self.secures(address) else connect_s
+
     @property
     def generation(self) -> int:
         """A channel opened under another one has an older certificate. Looks at the files at most every LOOK_S."""
@@ -183,7 +190,7 @@ class Dialer:
         if not self.secures(address):
             return grpc.aio.insecure_channel(self._via or address, options=options)
         name = server_name or self._server_name
-        return grpc.aio.secure_channel(address, self._channel_credentials(), options=_with_name(options, name))
+        return grpc.aio.secure_channel(address, self._channel_credentials(), options=_secured(options, name))
 
     async def connected(self, channel: grpc.aio.Channel, *, target: str, timeout_s: float) -> None:
         """See wait_ready."""
@@ -196,7 +203,7 @@ class Dialer:
     def blocking(self, address: str, *, options: Options) -> grpc.Channel:
         if not self.secures(address):
             return grpc.insecure_channel(self._via or address, options=options)
-        return grpc.secure_channel(address, self._channel_credentials(), options=_with_name(options, self._server_name))
+        return grpc.secure_channel(address, self._channel_credentials(), options=_secured(options, self._server_name))
 
     def _channel_credentials(self) -> grpc.ChannelCredentials:
         assert self._credentials is not None
@@ -223,5 +230,8 @@ def _configuration(found: Certificate) -> grpc.ServerCertificateConfiguration:
     return grpc.ssl_server_certificate_configuration([(found.key, found.chain)], found.ca)
 
 
-def _with_name(options: Options, server_name: str) -> Options:
-    return (*options, ("grpc.ssl_target_name_override", server_name)) if server_name else options
+def _secured(options: Options, server_name: str) -> Options:
+    """gRPC gives a connect, handshake included, as long as its shortest reconnect pause (connection-backoff.md)."""
+    named = (("grpc.ssl_target_name_override", server_name),) if server_name else ()
+    kept = (option for option in options if option[0] != _CONNECT)
+    return (*kept, (_CONNECT, HANDSHAKE_MS), *named)

@@ -150,7 +150,7 @@ def test_files_are_read_again_when_they_are_replaced_between_two_looks(mine: Tls
     assert found.chain == Path(CERTIFICATES.files("agent-a-2").certificate).read_bytes()
     monkeypatch.setattr(certificates, "_TRIES", 1)
     looks.clear()
-    with pytest.raises(ConfigError, match="cannot be used: .*PEM lib"):
+    with pytest.raises(ConfigError, match=r"cannot be used: .*PEM lib"):
         read_certificate(mine, server=False)
 
 

@@ -22,6 +22,7 @@ from kvdir.client.aio import DirectoryClient
 from kvdir.client.sync import Client
 from kvdir.errors import ConfigError, Unavailable
 from kvdir.hashing import fingerprints
+from kvdir.rpc import tls as tls_module
 from kvdir.rpc.certificates import TlsFiles
 from kvdir.rpc.channel import client_options, wait_ready
 from kvdir.rpc.tls import Dialer
@@ -144,6 +145,36 @@ async def test_plaintext_server_is_refused_in_words_when_we_speak_tls() -> None:
     async with serving(FAST_CONFIG, tls=ADMIN) as served:
         with pytest.raises(Unavailable, match="it speaks plaintext and we speak TLS"):
             await served.client.nodes()
+
+
+async def test_slow_handshake_is_waited_for_when_a_server_has_many_to_make(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gRPC by itself gives a connect half a second here, handshake included: too short when a fleet comes at once."""
+    monkeypatch.setattr(tls_module, "HANDSHAKE_MS", 30_000)
+    host, _, port = served.address.rpartition(":")
+    dialer = Dialer.of(ADMIN)
+
+    async def busy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        hello = await reader.read(65_536)
+        await asyncio.sleep(1.0)  # the server's queue
+        far_reader, far_writer = await asyncio.open_connection(host, int(port))
+        far_writer.write(hello)
+        with contextlib.suppress(OSError):
+            await asyncio.gather(_copy(reader, far_writer), _copy(far_reader, writer))
+
+    async with await asyncio.start_server(busy, "127.0.0.1", 0) as queue:
+        address = f"127.0.0.1:{queue.sockets[0].getsockname()[1]}"
+        async with dialer.aio(address, options=client_options()) as channel:
+            await dialer.connected(channel, target=address, timeout_s=30)
+
+
+async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    try:
+        while data := await source.read(65_536):
+            target.write(data)
+    finally:
+        target.close()
 
 
 async def test_start_is_refused_when_the_certificate_does_not_hold_the_name_that_clients_expect() -> None:
