@@ -57,7 +57,7 @@ class PageRoutes:
         elif path == "/page/events":
             self._watch(request)
         elif path == "/page/node":
-            name = urllib.parse.parse_qs(query, max_num_fields=4).get("name", [""])[0]
+            name = urllib.parse.unquote_plus(query.removeprefix("name="))
             self._answer(request, lambda: self._answers.node(name))
         elif path in self._assets:
             self._send(request, HTTPStatus.OK, *self._assets[path])

@@ -97,6 +97,8 @@ def test_questions_are_of_the_page_itself_bounded_and_read_only(address: tuple[s
 
 def test_an_unknown_path_and_an_unknown_node_say_so(address: tuple[str, int]) -> None:
     assert ask(address, "GET", "/page/../../etc/passwd")[0] == 404
+    assert ask(address, "GET", "/page/node?" + "a=b&" * 500)[0] == 200
+    assert b"error" not in ask(address, "GET", "/page/node?name=node%2D001")[2][:20]
     status, _, body = ask(address, "GET", "/page/node?name=nobody")
     assert (status, "nobody" in json.loads(body)["error"]) == (200, True)
 
