@@ -79,7 +79,8 @@ async def publishing(served: Served, *, node: str = "raw", epoch: int = 7, **hel
         )  # fmt: skip
         for name, value in hello.items():
             setattr(request.hello, name, value)
-        await call.write(request)
+        with contextlib.suppress(grpc.aio.AioRpcError):  # refused already: the first read raises it again
+            await call.write(request)
         yield call
         call.cancel()
 

@@ -31,6 +31,17 @@ def held_by_process() -> dict[str, int]:
     }
 
 
+def descriptors() -> dict[str, str]:
+    """What is open in this process, by number: `descriptors().items() - before.items()` is what was opened since, whatever
+    others closed meanwhile (threads that earlier tests left close what is theirs when they will).
+    """
+    opened = {}
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the listing's own, and what others have just closed
+            opened[number] = os.readlink(f"/proc/self/fd/{number}")
+    return opened
+
+
 async def expect_no_leak(
     act: Callable[[int], Awaitable[object]], *, times: int, warm_up: int, also: Held = dict, within_s: float = 5.0
 ) -> None:

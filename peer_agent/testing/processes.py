@@ -25,7 +25,7 @@ from kvdir.namespace import Namespace
 from peer_agent.client import aio
 from peer_agent.client.results import LoadResult
 from peer_agent.demo.processes import Child
-from peer_agent.testing.cluster import Blocks
+from peer_agent.testing.cluster import PATIENCE_S, Blocks
 from peer_agent.testing.network import Host
 from peer_agent.testing.timing import took
 from peer_agent.v1 import engine_pb2, engine_pb2_grpc
@@ -69,7 +69,8 @@ class ProcessCluster:
         return await self.start(
             node, "-m", "peer_agent", "serve", "--node", node, "--namespaces", str(self.namespace_file),
             "--arena-path", str(self.directory / node), "--coordinators", coordinator, "--listen", listen,
-            "--data-listen", listen, "--http-listen", "", "--output", "json", "--grace-s", "1", *more, host=host,
+            "--data-listen", listen, "--http-listen", "", "--output", "json", "--grace-s", "1",
+            "--directory-timeout-s", str(PATIENCE_S), "--connect-timeout-s", str(PATIENCE_S), *more, host=host,
         )  # fmt: skip
 
     async def engine(self, node: str, **options: Any) -> aio.Engine:

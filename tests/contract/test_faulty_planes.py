@@ -113,7 +113,7 @@ async def test_second_owner_serves_what_the_first_one_corrupts(rig: Rig):
 async def test_late_by_the_deadline_when_the_owner_never_answers(rig: Rig):
     fingerprints = await rig.store("a", 4)
     await rig.spoil("a", Fault.SLOW)
-    result = await rig.load(await rig.cluster.engine("b"), fingerprints, deadline_s=0.5)
+    result = await rig.load(await rig.cluster.engine("b"), fingerprints, deadline_s=3.0)
     assert result.count(LoadStatus.LATE) == 4
     assert rig.slots("b").reserved == 0
 
@@ -124,7 +124,7 @@ async def test_slots_are_quarantined_until_a_late_transfer_has_settled(rig: Rig)
     fingerprints = await rig.store("a", 6)
     await rig.spoil("a", Fault.LATE_WRITE)
     reader = await rig.cluster.engine("b")
-    result = await rig.load(reader, fingerprints, deadline_s=0.3)
+    result = await rig.load(reader, fingerprints, deadline_s=3.0)
     assert result.count(LoadStatus.LATE) == 6
     assert rig.slots("b").quarantined == 6
     mine = rig.cluster.blocks.chain(6, root="mine")
@@ -140,7 +140,7 @@ async def test_load_goes_on_without_locks_when_its_engine_has_gone(rig: Rig):
     fingerprints = await rig.store("a", 4)
     await rig.spoil("a", Fault.SLOW)
     engine = await rig.cluster.engine("b")
-    load = asyncio.ensure_future(engine.load(fingerprints, into=rig.cluster.blocks.room(fingerprints), deadline_s=0.5))
+    load = asyncio.ensure_future(engine.load(fingerprints, into=rig.cluster.blocks.room(fingerprints), deadline_s=3.0))
     await eventually(lambda: rig.slots("b").reserved == 4, what="the read is under way")
     await engine.close()
     result = await load

@@ -21,6 +21,7 @@ from peer_agent.mover import contain, lanes, libucp, messages
 from peer_agent.mover.child import MoverSpec
 from peer_agent.mover.messages import Opened, Ping, Read, Reply, decode_answer, decode_question, encode
 from peer_agent.mover.process import MoverProcess
+from peer_agent.testing.leaks import descriptors
 from peer_agent.transport.check_movers import DIGEST, eventually, mover_rig
 from peer_agent.transport.check_rig import DEADLINE_S
 from peer_agent.transport.mover import MoverTransport
@@ -83,7 +84,7 @@ async def test_mover_stays_when_the_whole_group_is_told_to_end(arena: Arena) -> 
 
 
 async def test_mover_ends_with_its_plane_and_leaves_no_descriptor_open(arena: Arena) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors().items()
     for _ in range(3):
         plane = MoverTransport(arena, backend="fake")
         await plane.export()
@@ -91,7 +92,7 @@ async def test_mover_ends_with_its_plane_and_leaves_no_descriptor_open(arena: Ar
         await plane.close()
         await plane.close()
         assert not psutil.pid_exists(pid)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert not descriptors().items() - before
 
 
 AGENT = """
@@ -159,15 +160,15 @@ async def test_nothing_piles_up_when_peers_connect_and_leave(backend: str, tmp_p
             assert set(rig.expect(outcome, blocks, stored)) == {0}
             await connection.close()
 
-        def descriptors() -> list[int]:
+        def counts() -> list[int]:
             return [psutil.Process(transport.pid).num_fds() for transport in (rig.owner, rig.reader)]
 
         for _ in range(5):
             await cycle()
-        before = descriptors()
+        before = counts()
         for _ in range(40):
             await cycle()
-        await eventually(lambda: all(now <= then + 2 for now, then in zip(descriptors(), before, strict=True)))
+        await eventually(lambda: all(now <= then + 2 for now, then in zip(counts(), before, strict=True)))
         assert rig.reader.stats()["peers"] == 0
 
 

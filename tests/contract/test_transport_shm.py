@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 from peer_agent.memory.arena import Arena
 from peer_agent.memory.layout import SizeClass
+from peer_agent.testing.leaks import descriptors
 from peer_agent.transport import shm
 from peer_agent.transport.check_movers import eventually
 from peer_agent.transport.shm import ShmTransport
@@ -34,7 +34,7 @@ async def test_no_descriptor_is_left_when_nobody_waits_for_a_connect(
             return boot_id
 
         monkeypatch.setattr(shm, "_boot_id", slow_boot_id)
-        before = os.listdir("/proc/self/fd")
+        before = descriptors().items()
         connecting = asyncio.create_task(plane.connect(descriptor, deadline_s=20 if cancelled else 0.01))
         await eventually(here.is_set)
         if cancelled:
@@ -45,7 +45,7 @@ async def test_no_descriptor_is_left_when_nobody_waits_for_a_connect(
         monkeypatch.setattr(Arena, "close", _announced(Arena.close, closed))
         opens.set()
         await asyncio.wait_for(closed.wait(), 20)
-        assert os.listdir("/proc/self/fd") == before
+        assert not descriptors().items() - before
         await plane.close()
 
 

@@ -155,6 +155,7 @@ async def test_watch_goes_on_when_broken_begins_anew_when_compacted_and_reads_th
         kubernetes.compact()
         kubernetes.put("kvdir-1", ["10.0.0.7"])
         await eventually(lambda: discovery.addresses == ("10.0.0.7:7400",), what="listed anew")
+        await eventually(lambda: kubernetes.watches == 1, what="it watches from there")
         kubernetes.revoke()
         kubernetes.drop_watches()
         await eventually(lambda: "401: Unauthorized" in discovery.problem, what="it says what is the matter")
