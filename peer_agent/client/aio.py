@@ -29,7 +29,7 @@ from kvdir.rpc.tls import Dialer, TlsFiles
 from peer_agent.client.attachment import Attachment, attach_request, bounded_s, lookup_result
 from peer_agent.client.buffers import CallerMemory
 from peer_agent.client.device import DeviceCopier, caller_memory
-from peer_agent.client.engine import ATTACH_PAUSE_S, DEADLINE_S, GIVE_UP_S, LEASE_S
+from peer_agent.client.patience import ATTACH_PAUSE_S, DEADLINE_S, GIVE_UP_S, LEASE_S
 from peer_agent.client.pool_table import register_request
 from peer_agent.client.registered import REGISTER_S, AsyncRegisteredPool
 from peer_agent.client.results import LoadResult, LookupResult, StoreResult, missed, not_stored

@@ -31,22 +31,13 @@ from kvdir.rpc.tls import Dialer, TlsFiles
 from peer_agent.client.attachment import Attachment, attach_request, bounded_s, lookup_result
 from peer_agent.client.buffers import CallerMemory
 from peer_agent.client.device import DeviceCopier, caller_memory
+from peer_agent.client.patience import ATTACH_PAUSE_S, DEADLINE_S, GIVE_UP_S, LEASE_S
 from peer_agent.client.pool_table import register_request
 from peer_agent.client.registered import REGISTER_S, RegisteredPool
 from peer_agent.client.results import LoadResult, LookupResult, StoreResult, missed, not_stored
 from peer_agent.client.tracing import traced
 from peer_agent.memory.device import Device, DevicePool
 from peer_agent.v1 import engine_pb2, engine_pb2_grpc
-
-DEADLINE_S = 1.0
-LEASE_S = 2.0
-"""Beyond the deadline: how long blocks stay locked when the release gets lost."""
-
-GIVE_UP_S = 0.04
-"""Beyond the deadline: for telling the agent that a store has given its slots up; what does not arrive costs their lease."""
-
-ATTACH_PAUSE_S = 0.5
-"""Between two tries to attach, so that a missing agent costs an engine next to nothing."""
 
 
 class Engine:
@@ -127,8 +118,7 @@ class Engine:
         """Ends the session: locks and reservations go. Idempotent."""
         with self._lock:
             self._closed = True
-            self._failure = Unavailable(f"{self.address}: this engine was closed")
-            self._drop()
+            self._drop(Unavailable(f"{self.address}: this engine was closed"))
         self._channel.close()
         self.directory.close()
         if self._attaching is not None:
@@ -182,9 +172,8 @@ class Engine:
     ) -> LoadResult:
         """Brings blocks into the caller's memory, from here or from peers, verified; the rest is for the caller to recompute.
 
-        into: writable memory, as for `store`. Returns by deadline_s (plus scheduling). explain: with the agent's reasons, see
-        LoadResult. trace (a traceparent), request_id: what this is part of, see peer_agent/client/tracing.py.
-        Raises InvalidInput for wrong buffers and TooLarge beyond the agent's limit, nothing else.
+        into: writable memory, as for `store`. Returns by deadline_s (plus scheduling). explain: with reasons, see LoadResult.
+        trace, request_id: see peer_agent/client/tracing.py. Raises InvalidInput for wrong buffers and TooLarge, nothing else.
         """
         memory = self._memory(into, len(fingerprints), writable=True)
         began_s = time.monotonic()
@@ -267,8 +256,8 @@ class Engine:
     def _rpc(self, method: str, request: Any, until_s: float) -> Any:
         """Raises KvdirError, by until_s."""
         try:
-            timeout_s = max(0.001, until_s - time.monotonic())
-            return getattr(self._stub, method)(request, timeout=timeout_s, metadata=metadata())
+            left_s = max(0.001, until_s - time.monotonic())
+            return getattr(self._stub, method)(request, timeout=left_s, metadata=metadata())
         except grpc.RpcError as error:
             raise from_rpc_error(error, target=self.address) from error
         except ValueError as error:  # gRPC's word for a channel closed meanwhile
@@ -296,24 +285,21 @@ class Engine:
     def _live(self) -> Attachment | None:
         """Call with the lock held. Afterwards there is a live session or none at all."""
         if self._attachment is not None and not self._call.is_active():
-            self._failure = Unavailable(f"{self.address}: the agent ended the session; attaching again")
-            self._drop()
+            self._drop(Unavailable(f"{self.address}: the agent ended the session; attaching again"))
         return self._attachment
 
     def _ended(self, attachment: Attachment) -> None:
         """The agent has gone: lets go of its arena now, since an idle engine would keep that memory from the next agent."""
         with self._lock:
             if self._attachment is attachment:
-                self._failure = Unavailable(f"{self.address}: the agent ended the session; attaching again")
-                self._drop()
+                self._drop(Unavailable(f"{self.address}: the agent ended the session; attaching again"))
 
     def _note(self, error: KvdirError, attachment: Attachment) -> str:
         """Remembers why the agent is of no use; a session it does not know is given up."""
         if isinstance(error, RemoteProtocolError | StaleEpoch):
             with self._lock:
                 if self._attachment is attachment:
-                    self._failure = error
-                    self._drop()
+                    self._drop(error)
         return str(error)
 
     def _report_corrupt(self, attachment: Attachment, corrupt: Fingerprints, until_s: float) -> None:
@@ -329,8 +315,9 @@ class Engine:
         except (ValueError, grpc.FutureCancelledError):
             return  # gRPC's words for a channel closed meanwhile: the session has ended, its blocks are not here any more
 
-    def _drop(self) -> None:
-        """Call with the lock held."""
+    def _drop(self, failure: KvdirError) -> None:
+        """Call with the lock held. failure: why there is no session from now on."""
+        self._failure = failure
         if self._call is not None:
             self._call.cancel()
         if self._attachment is not None:

@@ -31,7 +31,8 @@ from kvdir.fingerprint import Fingerprints
 from kvdir.location import StreamState
 from kvdir.namespace import Namespace
 from peer_agent.client.attachment import bounded_s
-from peer_agent.client.engine import DEADLINE_S, Engine, connect
+from peer_agent.client.engine import Engine, connect
+from peer_agent.client.patience import DEADLINE_S
 from peer_agent.client.results import LoadResult, LookupResult, StoreResult, missed, not_stored
 from peer_agent.core.effects import LoadStatus
 from peer_agent.core.state_load import Positions, StateLoad, hoped
