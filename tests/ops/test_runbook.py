@@ -49,6 +49,8 @@ def test_commands_exist_with_their_options(command: str) -> None:
     program, name, *words = shlex.split(command)
     group: click.Group = kvdir_main if program == "kvdir" else agent_main
     found = group.get_command(click.Context(group), name)
-    assert found is not None, f"{program} has no command {name}"
+    if isinstance(found, click.Group):
+        found = found.get_command(click.Context(found), words.pop(0))
+    assert found is not None, f"there is no such command: {command}"
     _, left_over, _ = found.make_parser(click.Context(found)).parse_args(words)  # UsageError names an option that is none
     assert not left_over
