@@ -1,7 +1,7 @@
 """Why a connection over TLS was not made, in words: gRPC's own texts, with whose certificate it was and what to do.
 
 gRPC says it of our refusals; of the other side's it tells only that the socket was closed, since in TLS 1.3 a server looks at
-our certificate after our handshake is over. Texts seen with grpcio 1.71 to 1.85; others are passed on as they are.
+our certificate after our handshake is over; or reset, if we had sent more by then. Texts of grpcio 1.85; others are passed on.
 """
 
 from __future__ import annotations
@@ -23,10 +23,13 @@ _CAUSES = (
         "WRONG_VERSION_NUMBER",
         "it speaks plaintext and we speak TLS: give it tls_cert, tls_key and tls_ca, or leave ours away",
     ),
-    (
-        "Socket closed",
-        "it closed the connection: it wants a certificate that it accepts (ours may be missing, expired, or signed by no CA in "
-        "its tls_ca), or it listens for something else",
+    *(
+        (
+            sign,
+            "it closed the connection: it wants a certificate that it accepts (ours may be missing, expired, or signed by no "
+            "CA in its tls_ca), or it listens for something else",
+        )
+        for sign in ("Socket closed", "Connection reset", "Broken pipe", "Handshake write failed", "Handshake read failed")
     ),
 )
 """What gRPC's text holds, and what it means; the first that fits."""
