@@ -52,7 +52,7 @@ def make_certificates(directory: Path, *more: str) -> Certificates:
     """Fills `directory`, which it creates. more: paths of further identities. Raises KvdirError without the openssl tool."""
     if shutil.which("openssl") is None:
         raise KvdirError("certificates for tests need the openssl tool: apt-get install openssl (Debian, Ubuntu)")
-    subprocess.run([SCRIPT, directory, *more], check=True, capture_output=True)
+    subprocess.run(["sh", SCRIPT, directory, *more], check=True, capture_output=True)
     return Certificates(directory)
 
 
