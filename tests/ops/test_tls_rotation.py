@@ -23,6 +23,7 @@ from kvdir.client.replica import Replica
 from kvdir.client.sync import Client
 from kvdir.errors import Unavailable
 from kvdir.fingerprint import Fingerprints
+from kvdir.location import NodeTrust, StreamState
 from kvdir.rpc import tls as tls_module
 from kvdir.rpc.certificates import TlsFiles
 from kvdir.rpc.tls import Dialer
@@ -30,6 +31,7 @@ from kvdir.testing.certificates import install, shared_certificates
 from kvdir.testing.fake_node import EXAMPLE_NAMESPACE, FakeNode, some_fingerprints
 from kvdir.testing.served import FAST_CONFIG, Served, serving
 from kvdir.testing.wait import eventually
+from peer_agent.testing.cluster import local_cluster
 
 CERTIFICATES = shared_certificates()
 DIGEST = EXAMPLE_NAMESPACE.digest
@@ -221,3 +223,21 @@ async def test_workers_renew_as_the_coordinator_does(tmp_path: Path) -> None:
         install(CERTIFICATES.files("coordinator-2"), files)
         seen = {await shown(served.address) for _ in range(16)}  # the kernel chooses the process
         assert seen == {certificate_in(CERTIFICATES.files("coordinator-2"))}
+
+
+async def test_agents_go_on_reading_from_each_other_when_both_renew(tmp_path: Path) -> None:
+    files = {name: copy(f"agent-{name}", tmp_path / name) for name in "ab"}
+    async with local_cluster(tmp_path, transports=("tcp",), connect_timeout_s=20.0, directory_timeout_s=20.0) as cluster:
+        for name, own in files.items():
+            tls = {"tls_cert": own.certificate, "tls_key": own.key, "tls_ca": own.ca}
+            await cluster.start_agent(name, coordinators=(), **tls)
+        peer = cluster.agents["a"].ready.peer
+        assert await shown(peer) == certificate_in(CERTIFICATES.files("agent-a"))
+        install(CERTIFICATES.files("agent-a-2"), files["a"])
+        assert await shown(peer) == certificate_in(CERTIFICATES.files("agent-a-2"))
+        node = NodeTrust("a", cluster.agents["a"].epoch, StreamState.SYNCED, "", 0.0, 0, peer)
+        peers = cluster.agents["b"].reader._peers
+        first = await peers.reach(node, timeout_s=20)
+        install(CERTIFICATES.files("agent-b"), files["b"])  # the same again: newer files all the same
+        assert await peers.reach(node, timeout_s=20) is first
+        assert first.generation < peers._dialer.generation
