@@ -35,8 +35,8 @@ from peer_agent.transport.registry import open_transports
 Bytes = npt.NDArray[np.uint8]
 
 PATIENCE_S = 5.0
-"""For a directory and for peers, where a test says nothing else: a busy machine may hold up a call for longer than the defaults
-allow, and a load would then bring nothing although nothing is wrong."""
+"""For the directory, where a test says nothing else: a busy machine may hold up a call for longer than the default allows, and a
+load would then bring nothing although nothing is wrong."""
 
 
 def sample_namespace(*, block_bytes: int = 4096, model: str = "test", **fields: Any) -> Namespace:
@@ -148,7 +148,6 @@ class LocalCluster:
             "coordinators": (self.coordinator_address,) if self.coordinator_address else (),
             "grace_s": 1.0,
             "directory_timeout_s": PATIENCE_S,
-            "connect_timeout_s": PATIENCE_S,
         }
         return AgentConfig(**(values | self._settings | settings))
 

@@ -70,7 +70,7 @@ class ProcessCluster:
             node, "-m", "peer_agent", "serve", "--node", node, "--namespaces", str(self.namespace_file),
             "--arena-path", str(self.directory / node), "--coordinators", coordinator, "--listen", listen,
             "--data-listen", listen, "--http-listen", "", "--output", "json", "--grace-s", "1",
-            "--directory-timeout-s", str(PATIENCE_S), "--connect-timeout-s", str(PATIENCE_S), *more, host=host,
+            "--directory-timeout-s", str(PATIENCE_S), *more, host=host,
         )  # fmt: skip
 
     async def engine(self, node: str, **options: Any) -> aio.Engine:
