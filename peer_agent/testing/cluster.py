@@ -35,8 +35,8 @@ from peer_agent.transport.registry import open_transports
 Bytes = npt.NDArray[np.uint8]
 
 PATIENCE_S = 5.0
-"""For the directory, where a test says nothing else: a busy machine may hold up a call for longer than the default allows, and a
-load would then bring nothing although nothing is wrong."""
+"""For the directory, where a test says nothing else: a busy machine may hold up a call for longer than the default allows, and
+a load would then bring nothing although nothing is wrong."""
 
 
 def sample_namespace(*, block_bytes: int = 4096, model: str = "test", **fields: Any) -> Namespace:
