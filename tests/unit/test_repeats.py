@@ -75,7 +75,9 @@ def test_every_line_is_written_or_counted_when_histories_are_drawn(steps: list[t
     for key, pause_s, look in steps:
         now_s += pause_s
         if look:
-            take(repeats.due(now_s))
+            late = repeats.due(now_s)
+            last_offer_s.update((item[0], now_s) for item, _ in late)  # it was seen: it is written just now
+            take(late)
         item = newest[key] = f"{key}{next(numbers)}"
         pairs = repeats.offer(key, item, now_s)
         offered[key] += 1
