@@ -28,9 +28,10 @@ exemplars, the trace ids of sampled requests, on the `_rpc_duration_`, `_load_du
 
 _COST = """## What it costs
 
-`python bench/ops_cost.py` measures it: coordinators side by side, one client that asks each in turn, 60 rounds of 200; CPU of the
-server, all threads, by lookup message of 64 blocks, as the median of the ratios to a coordinator that counts no call and has no
-HTTP side. Taken on two cores at a load above 15: only ratios mean something; runs of few long rounds scattered by 0.15.
+`python bench/ops_cost.py` measures it: coordinators side by side, one client that asks each in turn, 60 rounds of 200 messages;
+CPU of the server, all threads, by lookup message of 64 blocks, as the median of the ratios to a coordinator that counts no call
+and has no HTTP side. Taken on two cores at a load above 15: only ratios mean something; runs of few, long rounds scattered by
+0.15.
 
 | with | CPU by message |
 |---|---|
