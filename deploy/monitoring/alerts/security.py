@@ -18,6 +18,9 @@ def _expires_soon(prefix: str) -> str:
     return f"({left} < 7 * 86400 and changes({ends}[1d]) == 0) or ({left} < 900)"
 
 
+_UNWELL = 'reason!~"epoch|ended"'
+
+
 SECURITY = Group(
     "kvdir-security",
     (
@@ -63,8 +66,9 @@ SECURITY = Group(
         ),
         Alert(
             name="KvdirCapabilitiesRefused", after="0m",
-            expr=f"sum by ({PROCESS}, reason) (increase(peer_agent_capability_refused_total[10m])) > 20",
-            why="A lock that ran out makes a few, after a stall; more is a reader that shows what it was never given.",
+            expr=f"sum by ({PROCESS}, reason) (increase(peer_agent_capability_refused_total{{{_UNWELL}}}[10m])) > 20",
+            why="A lock that ran out makes a few, after a stall; more is a reader that shows what it was never given. Not "
+            "counted: epoch and ended, which every restart and every Unlock that passes a read makes.",
             summary="Reads are refused because they prove no lock",
             description=(
                 "{{ $labels.instance }} refused {{ $value | humanize }} reads ({{ $labels.reason }}) within 10 minutes."
