@@ -65,7 +65,7 @@ LANE = Label("lane", bound=12, why="lanes of the transport libraries")
 TRANSPORT = Label("transport", bound=12, why="transports of the libraries")
 SERVING_FAULT = Label("reason", ("refused", "torn", "protocol_errors", "connections_refused"))
 HANDSHAKE = Label("outcome", ("handshakes", "not_tls", "no_certificate", "untrusted", "refused_us", "broken", "unfinished"))
-CAPABILITY = Label("reason", ("malformed", "epoch", "expired", "ended", "forged", "reader", "uncovered"))
+CAPABILITY = Label("reason", ("malformed", "epoch", "expired", "ended", "forged", "uncovered"))
 """What was wrong with the capability of a read (csrc/tcp_server.hpp Refusal); uncovered: blocks that it does not cover."""
 COORDINATOR = Label("coordinator", bound=8, why="coordinators published to")
 NOMINATOR = Label("source", ("replica", "coordinator", "none"))
