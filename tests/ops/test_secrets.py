@@ -149,11 +149,11 @@ async def test_no_secret_leaves_when_blocks_are_stored_loaded_lost_and_explained
         await provoke(cluster, heard, wanted)
         await cluster.children["owner"].kill()
         heard.add("a load that fails", await load(reader, cluster, cluster.blocks.chain(4, root="lost"), deadline_s=0.5))
+        await eventually(lambda: len({span.service for span in collector.trace(TRACE)}) >= 2, what="spans of two daemons")
         collector.status = 401
         heard.add("a load whose spans are refused", await load(reader, cluster, wanted))
         log = cluster.children["reader"].log
         await eventually(lambda: "spans refused" in log.read_text(), what="the collector's refusal in the log")
-        assert len({span.service for span in collector.trace(TRACE)}) >= 2
         heard.add("spans", b"".join(collector.bodies))
         assert HEADER in collector.headers[0]["authorization"]
     assert "level=debug" in log.read_text(), "there is something to look through"
