@@ -211,7 +211,10 @@ def _handshake(files: TlsFiles, *, server: bool, name: str | None = None) -> tup
     dialler.check_hostname = name is not None
     to_listener, to_dialler = ssl.MemoryBIO(), ssl.MemoryBIO()
     heard = listener.wrap_bio(to_listener, to_dialler, server_side=True)
-    dialled = dialler.wrap_bio(to_dialler, to_listener, server_hostname=name)
+    try:
+        dialled = dialler.wrap_bio(to_dialler, to_listener, server_hostname=name)
+    except ValueError:  # UnicodeError, too
+        return {}, f"{name!r} is no name of a host"
     for _ in range(_ROUNDS):
         for end in (dialled, heard):
             try:

@@ -5,7 +5,8 @@
     readiness    it may be asked; also under the empty name
 
 Why: before Kubernetes 1.37 the kubelet's gRPC probes speak no TLS, and a loop that is busy must not look like one that is dead.
-Rules: it says three words and nothing else, so it may be public; Watch is not served, lest a watcher hold a thread for ever.
+Rules: it says three words and nothing else, so it may be public; Watch is not served, lest a watcher hold a thread for ever;
+no connection stays long, or who opened enough of them would keep the kubelet out, and have the pod restarted.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ _THREADS = 2
 _MAX_CALLS = 32
 _MAX_CONNECTIONS = 256
 _MAX_BYTES = 4096
+_IDLE_MS = 1_000
+"""Without a call; the kubelet connects for each probe."""
+_AGE_MS = 10_000
+_AGE_GRACE_MS = 1_000
 
 
 class HealthPort:
@@ -40,10 +45,13 @@ class HealthPort:
             ("grpc.so_reuseport", 0),
             ("grpc.max_receive_message_length", _MAX_BYTES),
             ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
-            ("grpc.max_allowed_incoming_connections", part_of_open_files(0.0625, most=_MAX_CONNECTIONS)),
+            ("grpc.max_allowed_incoming_connections", max_connections()),
+            ("grpc.max_connection_idle_ms", _IDLE_MS),
+            ("grpc.max_connection_age_ms", _AGE_MS),
+            ("grpc.max_connection_age_grace_ms", _AGE_GRACE_MS),
         )
-        threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="health")
-        self._server = grpc.server(threads, options=options, maximum_concurrent_rpcs=_MAX_CALLS)
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="health")
+        self._server = grpc.server(self._threads, options=options, maximum_concurrent_rpcs=_MAX_CALLS)
         health_pb2_grpc.add_HealthServicer_to_server(_Servicer(probes), self._server)
         try:
             self.port = self._server.add_insecure_port(address)
@@ -60,6 +68,12 @@ class HealthPort:
 
     def close(self) -> None:
         self._server.stop(None).wait()
+        self._threads.shutdown(wait=False)
+
+
+def max_connections() -> int:
+    """At a time."""
+    return part_of_open_files(0.0625, most=_MAX_CONNECTIONS)
 
 
 class _Servicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # it has no types

@@ -18,7 +18,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from kvdir.errors import ConfigError
 from kvdir.obs.call_figures import CallFigures
 from kvdir.obs.http import HttpSide, LoopPulse, Metrics
-from kvdir.obs.logs import say_bug
+from kvdir.obs.logs import say, say_bug
 from kvdir.obs.tally import Tally
 from kvdir.obs.tracing import SPANS_S, open_tracing
 from kvdir.rpc.channel import server_options
@@ -43,6 +43,9 @@ def open_tls(config: AgentConfig) -> ServerTls | None:
     """Of the control plane. None: plaintext. Raises ConfigError, also when peers would refuse the name that they dial."""
     if config.tls is None:
         return None
+    if found := [item for item in config.coordinators if ":///" in item and not config.tls_server_name]:
+        remark = f"coordinators: those of {', '.join(found)} are dialled by address, which their certificates have to hold: "
+        say(log, logging.WARNING, "certificate", remark=f"{remark}set tls_server_name to a DNS name that is in all of them")
     if expected := config.peer_name(config.node_name) or config.tls_server_name:
         return ServerTls(config.tls, names=(expected,))
     dialled = [config.advertise or config.listen]

@@ -57,7 +57,8 @@ class LockAnswer:
 class Peer:
     """One connected peer. `broken` once anything on it failed; then `Peers` makes a new one.
 
-    generation: of the certificate that we showed. fallback: plane is not the first one that both sides have.
+    generation: of the certificate that we showed. fallback: plane is not the first one that both sides have. asking: locks that
+    it has not answered yet.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Peer:
         self.generation = generation
         self.broken = False
         self.lates = 0
+        self.asking = 0
         self.used_s = 0.0
         self._channel = channel
         self._stub = peer_pb2_grpc.PeerStub(channel)
@@ -115,6 +117,7 @@ class Peer:
         return LockAnswer(answer.lock, answer.epoch, answer.blocks, answer.owner_seq, answer.capability)
 
     async def _ask(self, request: peer_pb2.LockRequest, timeout_s: float) -> peer_pb2.LockResponse:
+        self.asking += 1
         try:
             answer: peer_pb2.LockResponse = await self._stub.Lock(request, timeout=timeout_s, metadata=trace.metadata())
         except grpc.aio.AioRpcError as error:
@@ -125,6 +128,8 @@ class Peer:
             if not call_alone_cancelled():
                 raise
             raise PeerFailure(f"{self.node}: the connection was closed meanwhile") from error
+        finally:
+            self.asking -= 1
         return answer
 
     async def read(self, blocks: ReadList, *, timeout_s: float) -> ReadOutcome:

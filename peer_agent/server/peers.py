@@ -193,14 +193,15 @@ class Peers:
 
     def drop_idle(self) -> None:
         """Closes connections that nobody has used for IDLE_S, or for RENEW_S if they were made with a certificate that has been
-        renewed; forgets failures after FORGET_S.
+        renewed, and over which nothing is under way; forgets failures after FORGET_S.
         """
         now_s, generation = self._clock(), self._dialer.generation
         for name in [name for name, breaker in self._breakers.items() if now_s - breaker.skip_until_s > FORGET_S]:
             del self._breakers[name]
         self._losses = {path: losses for path, losses in self._losses.items() if now_s - losses.last_s <= AVOID_S}
         for peer in tuple(self._peers.values()):
-            if now_s - peer.used_s > (IDLE_S if peer.generation == generation else RENEW_S):
+            busy = peer.asking or self._turns.queued_bytes(peer.node, besides=0)  # no request has number 0
+            if not busy and now_s - peer.used_s > (IDLE_S if peer.generation == generation else RENEW_S):
                 self._drop(peer)
 
     def planes_in_use(self) -> dict[str, int]:

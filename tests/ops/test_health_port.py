@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +13,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kvdir.errors import ConfigError
-from kvdir.rpc.health_port import NAMES, HealthPort
+from kvdir.rpc.health_port import NAMES, HealthPort, max_connections
 from kvdir.testing.certificates import shared_certificates
+from kvdir.testing.crowd import Crowd, open_files
 from kvdir.testing.served import FAST_CONFIG, Served, serving
 from kvdir.testing.wait import eventually
 from peer_agent.testing.cluster import LocalCluster, local_cluster
@@ -89,3 +91,13 @@ def test_start_is_refused_with_the_fix_when_the_port_is_taken() -> None:
             HealthPort(f"127.0.0.1:{port.port}", started=str, alive=str, ready=str)
     finally:
         port.close()
+
+
+async def test_probes_are_answered_when_somebody_has_opened_all_connections_and_keeps_them(served: Served) -> None:
+    """He has said hello on each, as HTTP/2 begins, and then nothing."""
+    await eventually(lambda: served.coordinator.not_ready() == "", what="it is ready")
+    hello = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+    with open_files(4096), Crowd(served.health, 2 * max_connections(), saying=hello):
+        until_s = time.monotonic() + 30
+        while (answer := await probe(served.health, "liveness")) != "SERVING":
+            assert time.monotonic() < until_s, answer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import ssl
@@ -21,6 +22,7 @@ from kvdir.rpc.tls import Credentials, Dialer, ServerTls
 from kvdir.server.config import CoordinatorConfig
 from kvdir.testing.certificates import install, shared_certificates
 from peer_agent.server.config import AgentConfig
+from peer_agent.server.listeners import open_tls
 
 CERTIFICATES = shared_certificates()
 GOOD = CERTIFICATES.files("agent-a")
@@ -54,6 +56,7 @@ def mine(tmp_path: Path) -> TlsFiles:
         ),
         (lambda: CERTIFICATES.files("client"), (), "client.pem would be refused by every peer: unsuitable certificate purpose"),
         (lambda: CERTIFICATES.files("nameless"), (), "holds no DNS name.*only spiffe://kvdir.test/agent/a"),
+        (lambda: CERTIFICATES.files("named"), ("kvdir..x",), "is for elsewhere.test, not for kvdir..x"),
         (lambda: CERTIFICATES.files("named"), ("10.0.0.1",), "is for elsewhere.test, not for 10.0.0.1.*tls_server_name"),
         (
             lambda: files("agent-a.pem", "agent-b.key"),
@@ -260,3 +263,21 @@ def test_data_plane_takes_the_files_of_the_control_plane_when_it_has_none_of_its
     assert AgentConfig(**TLS, **own).data_tls == TlsFiles("x", "y", "z")
     assert AgentConfig(**own).tls is None
     assert replace(AgentConfig(**TLS), tls_server_name="kvdir").tls == TlsFiles("a", "b", "c", "kvdir")
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "said"),
+    [
+        ("dns:///kvdir:7400", "", True),
+        ("k8s:///kvdir.prod:7400", "", True),
+        ("kvdir:7400", "", False),
+        ("dns:///kvdir:7400", "a", False),
+    ],
+)
+def test_agent_says_which_name_it_will_miss_when_coordinators_are_dialled_by_address(
+    place: str, name: str, said: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = AgentConfig(tls_cert=GOOD.certificate, tls_key=GOOD.key, tls_ca=GOOD.ca, coordinators=(place,))
+    with contextlib.suppress(ConfigError):  # of a certificate that has not that name
+        open_tls(replace(config, tls_server_name=name))
+    assert [f"those of {place} are dialled" in record.fields["remark"] for record in caplog.records] == [True] * said

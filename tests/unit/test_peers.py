@@ -13,12 +13,13 @@ import grpc
 import grpc.aio
 import pytest
 
+from kvdir.fingerprint import Fingerprints
 from kvdir.location import NodeTrust, StreamState
 from kvdir.rpc.channel import Options
 from kvdir.rpc.tls import Dialer
 from kvdir.testing.clock import ManualClock
 from kvdir.testing.wait import eventually
-from peer_agent.core.schedule import Schedule
+from peer_agent.core.schedule import Priority, Schedule
 from peer_agent.server.peer import PeerFailure
 from peer_agent.server.peers import AVOID_S, IDLE_S, LOSSES, RENEW_S, Peers
 from peer_agent.server.tasks import OwnedTasks
@@ -57,17 +58,23 @@ class SilentPlane(Plane):
 
 
 class Owner(peer_pb2_grpc.PeerServicer):
-    """Node "n", which offers the plain plane, or `planes`; cancels every hello while `cancelling`."""
+    """Node "n", which offers the plain plane, or `planes`; cancels hellos while `cancelling`; locks once it may `answer`."""
 
     def __init__(self, *planes: str) -> None:
         self.cancelling = False
         self.planes = planes or ("plain",)
+        self.asked, self.answer = asyncio.Event(), asyncio.Event()
 
     async def Hello(self, request, context):
         if self.cancelling:
             await context.abort(grpc.StatusCode.CANCELLED, "not now")
         offers = [peer_pb2.TransportOffer(transport=name, descriptor=b"\1") for name in self.planes]
         return peer_pb2.HelloResponse(protocol_version=1, node="n", epoch=7, transports=offers)
+
+    async def Lock(self, request, context):
+        self.asked.set()
+        await self.answer.wait()
+        return peer_pb2.LockResponse(protocol_version=1, epoch=7, lock=5, blocks=bytes(32))
 
 
 @contextlib.asynccontextmanager
@@ -102,7 +109,7 @@ class Rig:
         self.tasks = OwnedTasks(limit=8)
         self.channels = 0
         self.dialer = Counted(self)
-        turns = Turns(Schedule(peer_bytes=1 << 20, total_bytes=1 << 20), clock=self.clock)
+        self.turns = turns = Turns(Schedule(peer_bytes=1 << 20, total_bytes=1 << 20), clock=self.clock)
         self.peers = Peers(
             me="me", epoch=1, planes=(*preferred, self.plane), dialer=self.dialer, connect_timeout_s=0.2,
             breaker_s=1.0, breaker_max_s=3.0, turns=turns, tasks=self.tasks, clock=self.clock,
@@ -316,3 +323,33 @@ async def test_connection_is_made_anew_once_it_rests_when_our_certificate_was_re
         rig.clock.advance(RENEW_S + 1)
         rig.peers.drop_idle()
         assert await rig.peers.reach(node(address), timeout_s=20) is not peer
+
+
+async def test_connection_goes_on_when_our_certificate_was_renewed_and_a_read_is_under_way(rig: Rig):
+    async with serving(Owner()) as address:
+        peer = await rig.peers.reach(node(address), timeout_s=20)
+        rig.dialer.renewals += 1
+        async with rig.turns.turn(
+            peer="n", request=1, priority=Priority.LOAD, size_bytes=1, until_s=rig.clock() + 10 * RENEW_S
+        ) as mine:
+            assert mine
+            rig.clock.advance(RENEW_S + 1)
+            rig.peers.drop_idle()
+            assert not peer.broken
+        rig.peers.drop_idle()
+        assert peer.broken
+
+
+async def test_connection_goes_on_when_our_certificate_was_renewed_and_a_lock_is_under_way(rig: Rig):
+    owner = Owner()
+    async with serving(owner) as address:
+        peer = await rig.peers.reach(node(address), timeout_s=20)
+        rig.dialer.renewals += 1
+        asked = asyncio.create_task(peer.lock(b"d" * 32, Fingerprints(b"f" * 16, 16), reader="me", lease_s=1.0, timeout_s=20))
+        await asyncio.wait_for(owner.asked.wait(), 20)
+        rig.clock.advance(RENEW_S + 1)
+        rig.peers.drop_idle()
+        owner.answer.set()
+        assert (await asked).lock == 5
+        rig.peers.drop_idle()
+        assert peer.broken
