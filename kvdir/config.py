@@ -25,6 +25,9 @@ T = TypeVar("T")
 _SERVICE_LINK = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(ADDR|PORT|PROTO))?)?)$")
 """Variables that Kubernetes sets in every pod of a namespace for a Service of our name, such as KVDIR_PORT."""
 
+_ELSEWHERE = frozenset({"KVDIR_CACHE", "KVDIR_CUDA_LIBRARY", "KVDIR_SGLANG_SITE", "KVDIR_UCP_LIBRARY"})
+"""Of the project, and no settings: where its scripts keep what they fetch, and which libraries are loaded (docs/transports.md)."""
+
 _USERINFO = re.compile(r"://[^/\s]*@")
 _SECRET_OPTION = re.compile(r"([\w-]*(?:password|secret|token|salt)[\w-]*=)[^&,\s]*", re.IGNORECASE)
 
@@ -101,7 +104,7 @@ def load(
             continue
         if name in known:
             take(name, text, "environment", key)
-        elif not _SERVICE_LINK.search(key):
+        elif key not in _ELSEWHERE and not _SERVICE_LINK.search(key):
             faults.append(f"environment: unknown variable {key}{_suggest(key, [prefix + item.upper() for item in known])}")
     for name, raw in (flags or {}).items():
         if raw is not None and raw != ():

@@ -67,7 +67,8 @@ def rdma_faults(library: str, *, pinned_bytes: int) -> list[str]:
     if hard != resource.RLIM_INFINITY and hard < pinned_bytes and not has_ipc_lock():
         faults.append(
             f"ucx: RDMA pins the whole arena, {pinned_bytes:,} bytes, and at most {hard:,} may be locked; raise it "
-            "(ulimit -l unlimited, systemd LimitMEMLOCK=infinity, docker --ulimit memlock=-1), or give the capability IPC_LOCK"
+            "(ulimit -l unlimited, systemd LimitMEMLOCK=infinity, docker --ulimit memlock=-1), or give "
+            "the capability IPC_LOCK (in Kubernetes only a container that runs as root gets it)"
         )
     elif soft != hard:
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (hard, hard))

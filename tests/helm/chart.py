@@ -63,13 +63,19 @@ def loaded(path: Path = CHART) -> helm.Chart:
 
 
 def render(
-    values: Values, *, chart: Path = CHART, name: str = RELEASE, namespace: str = NAMESPACE, apis: tuple[str, ...] = ()
+    values: Values,
+    *,
+    chart: Path = CHART,
+    name: str = RELEASE,
+    namespace: str = NAMESPACE,
+    apis: tuple[str, ...] = (),
+    kubernetes: str = NEWEST,
 ) -> Rendered:
-    """As `helm template`, with the API groups `apis`. Raises helm.HelmError with what the chart refuses.
+    """As `helm template`, for a version and with the API groups `apis`. Raises helm.HelmError with what the chart refuses.
 
     The public render() knows no API groups; the library's own function does.
     """
-    options = {"name": name, "namespace": namespace, "api_versions": list(apis), "kube_version": f"{FLOOR}.0"}
+    options = {"name": name, "namespace": namespace, "api_versions": list(apis), "kube_version": f"{kubernetes}.0"}
     raw = _native.call_string("helm_render", loaded(chart)._raw(), json.dumps(dict(values)), json.dumps(options))
     files: dict[str, str] = json.loads(raw)
     notes = "".join(text for path, text in files.items() if path == f"{chart.name}/templates/NOTES.txt")

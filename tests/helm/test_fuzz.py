@@ -37,6 +37,7 @@ PASSED_ON: dict[str, list[Any]] = {
 """What templates only pass on, and what they compute with, by a few values of each kind."""
 SETTINGS = ("grace_s", "listen", "max_index_bytes", "quota")
 """Of the daemons', that templates look at, and one that is a table."""
+RDMA = ("add IPC_LOCK", "kvdir-agent: runAsNonRoot", "kvdir-agent: runAsUser")
 BRIEF = {"monitoring": {"dashboards": False, "rules": False}}  # large, and the same in all draws
 
 
@@ -132,6 +133,6 @@ def test_a_draw_renders_or_says_why_when_the_schema_takes_it(
     names = [(item["apiVersion"], item["kind"], item["metadata"]["name"]) for item in rendered.objects]
     assert len(names) == len(set(names))
     for _, pod in rendered.pods():
-        assert set(violations(pod["spec"])) <= {"volume hostPath", "add IPC_LOCK"}
+        assert set(violations(pod["spec"])) <= {"volume hostPath", *RDMA}
     for item in rendered.of("Service"):
         assert [labels for labels, _ in pods_of(rendered) if matches(item["spec"]["selector"], labels)]

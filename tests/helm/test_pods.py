@@ -56,6 +56,18 @@ def test_rdma_adds_ipc_lock_and_nothing_else_when_it_is_on() -> None:
         assert rdma["containers"][0]["resources"][kind]["rdma/ib"] == "2"
 
 
+def test_root_has_one_capability_when_rdma_needs_it_to_lock_memory() -> None:
+    """Kubernetes sets no ambient capabilities, so that a process of another user has none after exec."""
+    agent = {"mode": "daemonset", "runAsUser": 0, "rdma": {"enabled": True, "resource": "rdma/ib"}}
+    rendered = render({"agent": agent, "tls": {"mode": "csi", "certManager": {"issuerName": "ca"}}})
+    pod = rendered.of("DaemonSet")[0]["spec"]["template"]["spec"]
+    expected = ["volume hostPath", "kvdir-agent: runAsNonRoot", "kvdir-agent: runAsUser", "add IPC_LOCK"]
+    assert violations(pod) == expected
+    assert pod["containers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
+    (certificate,) = [volume["csi"]["volumeAttributes"] for volume in pod["volumes"] if "csi" in volume]
+    assert "csi.cert-manager.io/fs-group" not in certificate, "the driver takes none of 0, and the files are root's"
+
+
 @pytest.mark.parametrize("name", CI)
 def test_no_container_can_write_but_into_its_volumes_when_it_runs(name: str) -> None:
     for _, pod in render(ci_values(name)).pods():

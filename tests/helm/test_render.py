@@ -41,10 +41,26 @@ def test_lint_finds_nothing_when_values_are_those_of_ci(name: str) -> None:
 
 @pytest.mark.parametrize("name", CI)
 def test_objects_are_valid_when_rendered_for_the_oldest_and_the_newest_kubernetes(name: str) -> None:
-    for item in render(ci_values(name), apis=(OPERATOR,)).objects:
-        if item["apiVersion"] not in FOREIGN:
-            for version in (FLOOR, NEWEST):
+    for version in (FLOOR, NEWEST):
+        for item in render(ci_values(name), apis=(OPERATOR,), kubernetes=version).objects:
+            if item["apiVersion"] not in FOREIGN:
                 kubernetes_validate.validate(item, version, strict=True)
+
+
+def test_the_pause_before_the_end_is_a_command_when_kubernetes_has_sleep_switched_off() -> None:
+    def pause(version: str) -> object:
+        (container,) = render({"insecure": True}, kubernetes=version).of("StatefulSet")[0]["spec"]["template"]["spec"]["containers"]
+        return container["lifecycle"]["preStop"]
+
+    assert pause("1.29") == {"exec": {"command": ["sleep", "5"]}}
+    assert pause("1.30") == pause(NEWEST) == {"sleep": {"seconds": 5}}
+
+
+def test_what_looks_like_a_number_stays_a_text_when_it_is_a_name() -> None:
+    certificates = {"tls": {"mode": "csi", "serverName": "10", "certManager": {"issuerName": "1e3"}}}
+    values = {**certificates, "nameOverride": "7", "agent": {"mode": "daemonset"}}
+    for item in render(values, name="123").objects:
+        kubernetes_validate.validate(item, NEWEST, strict=True)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -60,6 +60,7 @@ REFUSED_WITH_A_SENTENCE: list[tuple[dict[str, Any], str]] = [
         {"agent": {"rdma": {"enabled": True, "resource": "rdma/ib", "env": [{"name": "PEER_AGENT_LISTEN", "value": "x"}]}}},
         "PEER_AGENT_LISTEN is a setting of the agent",
     ),
+    ({"agent": {"runAsUser": 0}}, "agent.runAsUser: an agent needs no root but to lock memory for RDMA"),
     ({"agent": {"mode": "daemonset", "arena": {"hugePages": "2Mi"}}}, "use agent.mode=sidecar, or huge pages of the kernel"),
     (
         {"agent": {"mode": "daemonset", "discovery": {"mode": "kubernetes", "serviceAccounts": [{"name": "x"}]}}},
@@ -82,7 +83,15 @@ REFUSED_WITH_A_SENTENCE: list[tuple[dict[str, Any], str]] = [
         "coordinator.resources: the memory request, 3Gi, is above the limit, 2Gi",
     ),
     ({"coordinator": {"lookupWorkers": 1, "lookupShm": "2Gi"}}, "2Gi does not hold coordinator.lookupShm, 2Gi, and 256Mi"),
-    ({"coordinator": {"config": {"max_index_bytes": "3GiB"}}}, "max_index_bytes: 3GiB is above"),
+    (
+        {"coordinator": {"config": {"max_index_bytes": "3GiB"}}},
+        "max_index_bytes: 3GiB is above coordinator.resources.limits.memory, 2Gi",
+    ),
+    (
+        {"coordinator": {"lookupWorkers": 1, "config": {"max_index_bytes": 1500000000}}},
+        "max_index_bytes: 1.5e+09 is above coordinator.lookupShm, 1Gi",
+    ),
+    ({"agent": {"mode": "daemonset", "daemonset": {"hostPath": f"/mnt/{'d' * 90}"}}}, "more than the 107 characters"),
     ({"coordinator": {"config": {"listen": "x:1"}}}, "coordinator.config.listen: the chart sets it"),
     ({"coordinator": {"config": {"store": "redis://x"}}}, "the chart sets it; use coordinator.store"),
     ({"coordinator": {"config": {"tls_cert": "x"}}}, "coordinator.config.tls_cert: the chart sets it; use tls"),
@@ -103,7 +112,7 @@ REFUSED_BY_THE_SCHEMA: list[tuple[str, Any]] = [
     ("agent.arena.size", "4 GB"),
     ("agent.arena.size", 4),
     ("agent.arena.hugePages", "4Mi"),
-    ("agent.runAsUser", 0),
+    ("agent.runAsUser", -1),
     ("agent.namespaces", {"Not A Name": "x"}),
     ("agent.discovery.mode", "consul"),
     ("agent.daemonset.hostPath", "dev/shm"),

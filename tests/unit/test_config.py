@@ -70,6 +70,13 @@ def test_every_fault_of_every_source_is_reported_at_once(tmp_path: Path) -> None
         assert expected in text
 
 
+def test_variables_of_the_projects_other_parts_are_no_faults_when_they_are_set() -> None:
+    environ = {"KVDIR_CACHE": "/var/cache", "KVDIR_UCP_LIBRARY": "/usr/lib/libucp.so.0"}
+    assert load(Example, prefix="KVDIR_", environ=environ) == load(Example, prefix="KVDIR_", environ={})
+    with pytest.raises(ConfigError, match="unknown variable KVDIR_CACHES"):
+        load(Example, prefix="KVDIR_", environ={"KVDIR_CACHES": "/var/cache"})
+
+
 def test_faults_of_the_whole_are_reported_when_single_values_are_fine() -> None:
     with pytest.raises(ConfigError, match="listen: must not be empty"):
         load_example(listen="")

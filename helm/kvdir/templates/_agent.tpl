@@ -184,7 +184,7 @@ securityContext:
   runAsGroup: {{ .Values.agent.runAsUser }}
   allowPrivilegeEscalation: false
   readOnlyRootFilesystem: true
-  runAsNonRoot: true
+  runAsNonRoot: {{ ne (int .Values.agent.runAsUser) 0 }}
   capabilities:
     drop: [ALL]
     {{- if .Values.agent.rdma.enabled }}

@@ -89,6 +89,9 @@
 {{- if and (not $a.rdma.enabled) (or $a.rdma.resource $a.rdma.env $a.rdma.ucpLibrary) -}}
 {{- $out = append $out "agent.rdma has settings but agent.rdma.enabled is false: set it to true, or leave them out" -}}
 {{- end -}}
+{{- if and (not $a.rdma.enabled) (eq (int $a.runAsUser) 0) -}}
+{{- $out = append $out "agent.runAsUser: an agent needs no root but to lock memory for RDMA: give the engine's user, or set agent.rdma.enabled" -}}
+{{- end -}}
 {{- if eq $a.mode "daemonset" -}}
 {{- if $a.arena.hugePages -}}
 {{- $out = append $out "agent.arena.hugePages: engines in other pods could not map a volume of the agent's pod: use agent.mode=sidecar, or huge pages of the kernel (agent.config.huge_pages)" -}}
@@ -97,6 +100,10 @@
 {{- $out = append $out "agent.discovery.serviceAccounts: they are of engines' pods with a sidecar; the DaemonSet has its own: leave the list empty" -}}
 {{- end -}}
 {{- $least := include "kvdir.agent.graceSeconds" . | int -}}
+{{- $socket := include "kvdir.agent.address" . | trimPrefix "unix:" -}}
+{{- if gt (len $socket) 107 -}}
+{{- $out = append $out (printf "agent.daemonset.hostPath: the socket's path, %s, has more than the 107 characters that a system takes: choose a shorter directory, release name or namespace" $socket) -}}
+{{- end -}}
 {{- if and $a.daemonset.terminationGracePeriodSeconds (lt (int $a.daemonset.terminationGracePeriodSeconds) $least) -}}
 {{- $out = append $out (printf "agent.daemonset.terminationGracePeriodSeconds: %d is too short: grace_s and 5 s to end are %d; 0 takes that" (int $a.daemonset.terminationGracePeriodSeconds) $least) -}}
 {{- end -}}
@@ -144,9 +151,15 @@
 {{- $out = append $out (printf "coordinator.resources.limits.memory: %s does not hold coordinator.lookupShm, %s, and 256Mi: raise it, or lower lookupShm" (toString .) $c.lookupShm) -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
 {{- with $c.config.max_index_bytes -}}
-{{- if gt (include "kvdir.bytes" (replace "B" "" (toString .) | replace " " "") | int64) $limit -}}
-{{- $out = append $out (printf "coordinator.config.max_index_bytes: %s is above coordinator.resources.limits.memory: raise the limit, or lower the bound" (toString .)) -}}
+{{- $shared := gt (int $c.lookupWorkers) 0 -}}
+{{- $name := $shared | ternary "coordinator.lookupShm" "coordinator.resources.limits.memory" -}}
+{{- $room := $shared | ternary $c.lookupShm (default dict $c.resources.limits).memory -}}
+{{- $text := kindIs "float64" . | ternary . (toString . | replace "B" "" | replace " " "") -}}
+{{- if $room -}}
+{{- if gt (include "kvdir.bytes" $text | int64) (include "kvdir.bytes" $room | int64) -}}
+{{- $out = append $out (printf "coordinator.config.max_index_bytes: %s is above %s, %s: raise that, or lower the bound" (toString .) $name (toString $room)) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

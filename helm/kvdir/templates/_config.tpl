@@ -76,7 +76,11 @@
 {{- end }}
 
 {{- define "kvdir.coordinator.toml" -}}
-{{- include "kvdir.toml" (merge (include "kvdir.coordinator.owned" . | fromJson) .Values.coordinator.config) -}}
+{{- $settings := merge (include "kvdir.coordinator.owned" . | fromJson) .Values.coordinator.config -}}
+{{- with include "kvdir.coordinator.indexBytes" . -}}
+{{- $settings = merge $settings (dict "max_index_bytes" (int64 .)) -}}
+{{- end -}}
+{{- include "kvdir.toml" $settings -}}
 {{- end }}
 
 {{- define "kvdir.agent.toml" -}}

@@ -25,8 +25,8 @@
 {{/* Call with (list . "coordinator"). */}}
 {{- define "kvdir.selector" -}}
 {{- $ := index . 0 -}}
-app.kubernetes.io/name: {{ default $.Chart.Name $.Values.nameOverride | trunc 63 | trimSuffix "-" }}
-app.kubernetes.io/instance: {{ $.Release.Name }}
+app.kubernetes.io/name: {{ default $.Chart.Name $.Values.nameOverride | trunc 63 | trimSuffix "-" | quote }}
+app.kubernetes.io/instance: {{ $.Release.Name | quote }}
 app.kubernetes.io/component: {{ index . 1 }}
 {{- end }}
 
@@ -44,7 +44,7 @@ app.kubernetes.io/part-of: kvdir
 
 {{/* What every pod with an agent carries, engines' pods too: monitors, network policies and people find it by this. */}}
 {{- define "kvdir.agent.mark" -}}
-kvdir/agent: {{ include "kvdir.fullname" . }}
+kvdir/agent: {{ include "kvdir.fullname" . | quote }}
 {{- end }}
 
 {{- define "kvdir.image" -}}

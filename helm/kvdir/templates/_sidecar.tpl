@@ -7,7 +7,8 @@
   {{- include "kvdir.agent.container" . | nindent 2 }}
 {{- end }}
 
-{{/* Items of volumes. Only the agent's container mounts the files with keys, so all may read them: the pod needs no fsGroup. */}}
+{{/* Items of volumes. Only the agent's container mounts the files with keys, so all may read them. The pod needs
+   no fsGroup, but with agent.arena.hugePages: the kubelet mounts hugetlbfs as root's alone. */}}
 {{- define "kvdir.sidecar.volumes" -}}
 {{ include "kvdir.agent.volumes" (list . "0444") }}
 {{- end }}

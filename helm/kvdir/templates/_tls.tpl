@@ -44,7 +44,7 @@ spiffe://{{ $.Values.tls.certManager.trustDomain }}/ns/{{ $.Release.Namespace }}
 - {name: KVDIR_TLS_CERT, value: /etc/kvdir/tls/tls.crt}
 - {name: KVDIR_TLS_KEY, value: /etc/kvdir/tls/tls.key}
 - {name: KVDIR_TLS_CA, value: /etc/kvdir/tls/ca.crt}
-- {name: KVDIR_TLS_SERVER_NAME, value: {{ include "kvdir.tls.serverName" . }}}
+- {name: KVDIR_TLS_SERVER_NAME, value: {{ include "kvdir.tls.serverName" . | quote }}}
 {{- end }}
 {{- end }}
 
@@ -58,15 +58,17 @@ spiffe://{{ $.Values.tls.certManager.trustDomain }}/ns/{{ $.Release.Namespace }}
     driver: csi.cert-manager.io
     readOnly: true
     volumeAttributes:
-      csi.cert-manager.io/issuer-name: {{ $.Values.tls.certManager.issuerName }}
-      csi.cert-manager.io/issuer-kind: {{ $.Values.tls.certManager.issuerKind }}
-      csi.cert-manager.io/issuer-group: {{ $.Values.tls.certManager.issuerGroup }}
+      csi.cert-manager.io/issuer-name: {{ $.Values.tls.certManager.issuerName | quote }}
+      csi.cert-manager.io/issuer-kind: {{ $.Values.tls.certManager.issuerKind | quote }}
+      csi.cert-manager.io/issuer-group: {{ $.Values.tls.certManager.issuerGroup | quote }}
       csi.cert-manager.io/duration: {{ $.Values.tls.certManager.duration }}
       csi.cert-manager.io/renew-before: {{ $.Values.tls.certManager.renewBefore }}
       csi.cert-manager.io/dns-names: {{ include "kvdir.tls.dnsNames" (list $ (index . 1)) | fromJsonArray | join "," }}
       csi.cert-manager.io/uri-sans: {{ include "kvdir.tls.identity" (list $ (index . 1)) }}/${POD_NAME}.${POD_UID}
       csi.cert-manager.io/key-usages: digital signature,server auth,client auth
-      csi.cert-manager.io/fs-group: {{ eq (index . 1) "agent" | ternary $.Values.agent.runAsUser 65532 | toString | quote }}
+      {{- with eq (index . 1) "agent" | ternary (int64 $.Values.agent.runAsUser) 65532 }}
+      csi.cert-manager.io/fs-group: {{ toString . | quote }}
+      {{- end }}
 {{- else if ne $.Values.tls.mode "none" }}
 - name: {{ index . 2 }}
   secret:
