@@ -26,7 +26,7 @@ _SERVICE_LINK = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|U
 """Variables that Kubernetes sets in every pod of a namespace for a Service of our name, such as KVDIR_PORT."""
 
 _ELSEWHERE = frozenset({"KVDIR_CACHE", "KVDIR_CUDA_LIBRARY", "KVDIR_SGLANG_SITE", "KVDIR_UCP_LIBRARY"})
-"""Of the project, and no settings: where its scripts keep what they fetch, and which libraries are loaded (docs/transports.md)."""
+"""Of the project, and no settings: where scripts keep what they fetch, and which libraries are loaded (docs/transports.md)."""
 
 _USERINFO = re.compile(r"://[^/\s]*@")
 _SECRET_OPTION = re.compile(r"([\w-]*(?:password|secret|token|salt)[\w-]*=)[^&,\s]*", re.IGNORECASE)

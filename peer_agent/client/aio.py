@@ -26,7 +26,7 @@ from kvdir.rpc.cancel import call_alone_cancelled
 from kvdir.rpc.channel import client_options
 from kvdir.rpc.status import from_rpc_error
 from kvdir.rpc.tls import Dialer, TlsFiles
-from peer_agent.client.attachment import Attachment, attach_request, bounded_s, lookup_result
+from peer_agent.client.attachment import Attachment, attach_request, bounded_s, lookup_result, unanswered
 from peer_agent.client.buffers import CallerMemory
 from peer_agent.client.device import DeviceCopier, caller_memory
 from peer_agent.client.patience import ATTACH_PAUSE_S, DEADLINE_S, GIVE_UP_S, LEASE_S
@@ -80,7 +80,7 @@ class Engine:
         self._attaching: asyncio.Task[None] | None = None
         self._reports: set[asyncio.Task[None]] = set()
         self._copiers = ThreadPoolExecutor(COPY_THREADS, thread_name_prefix="kvdir-copy")
-        self._failure: KvdirError = Unavailable(f"{address}: no agent has answered yet; does it run, and is the address right?")
+        self._failure: KvdirError = unanswered(address)
         self._next_try_s = 0.0
         self._closed = False
 

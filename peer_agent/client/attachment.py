@@ -12,9 +12,10 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,18 @@ COPY_BYTES_PER_S = 4e9
 
 _COPY_OUTCOMES = {ReadStatus.CORRUPT: LoadStatus.CORRUPT, ReadStatus.LATE: LoadStatus.LATE}
 """Of a block that was here and could not be copied out; any other reason means that it was replaced meanwhile: stale."""
+
+
+def unanswered(address: str) -> Unavailable:
+    """What stands in the way before an agent has answered, as far as this process can see; gRPC does not say so."""
+    path = Path(address.removeprefix("unix:"))
+    with suppress(OSError):  # gone in between
+        if address.startswith("unix:") and path.exists() and not os.access(path, os.W_OK):
+            return Unavailable(
+                f"{address}: user {os.getuid()} may not use this socket of user {path.stat().st_uid}: "
+                "run engine and agent as one user (chart: agent.runAsUser)"
+            )
+    return Unavailable(f"{address}: no agent has answered yet; does it run, and is the address right?")
 
 
 def attach_request(

@@ -28,7 +28,7 @@ from kvdir.obs.trace import metadata
 from kvdir.rpc.channel import client_options
 from kvdir.rpc.status import from_rpc_error
 from kvdir.rpc.tls import Dialer, TlsFiles
-from peer_agent.client.attachment import Attachment, attach_request, bounded_s, lookup_result
+from peer_agent.client.attachment import Attachment, attach_request, bounded_s, lookup_result, unanswered
 from peer_agent.client.buffers import CallerMemory
 from peer_agent.client.device import DeviceCopier, caller_memory
 from peer_agent.client.patience import ATTACH_PAUSE_S, DEADLINE_S, GIVE_UP_S, LEASE_S
@@ -81,7 +81,7 @@ class Engine:
         self._call: Any = None
         self._reporting: Any = None
         self._attaching: threading.Thread | None = None
-        self._failure: KvdirError = Unavailable(f"{address}: no agent has answered yet; does it run, and is the address right?")
+        self._failure: KvdirError = unanswered(address)
         self._next_try_s = 0.0
         self._closed = False
 

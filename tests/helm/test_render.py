@@ -49,7 +49,9 @@ def test_objects_are_valid_when_rendered_for_the_oldest_and_the_newest_kubernete
 
 def test_the_pause_before_the_end_is_a_command_when_kubernetes_has_sleep_switched_off() -> None:
     def pause(version: str) -> object:
-        (container,) = render({"insecure": True}, kubernetes=version).of("StatefulSet")[0]["spec"]["template"]["spec"]["containers"]
+        (container,) = render({"insecure": True}, kubernetes=version).of("StatefulSet")[0]["spec"]["template"]["spec"][
+            "containers"
+        ]
         return container["lifecycle"]["preStop"]
 
     assert pause("1.29") == {"exec": {"command": ["sleep", "5"]}}

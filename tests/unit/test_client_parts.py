@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,17 @@ import kvdir
 from kvdir.client.addresses import Addresses
 from kvdir.client.publisher import Backoff
 from kvdir.errors import InvalidInput
+from peer_agent.client.attachment import unanswered
+
+
+def test_another_users_socket_is_named_when_no_agent_can_be_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a pod whose engine and agent are different users, the first thing to go wrong."""
+    path = tmp_path / "agent.sock"
+    assert "does it run" in str(unanswered(f"unix:{path}"))
+    path.touch(0o600)
+    assert "does it run" in str(unanswered(f"unix:{path}"))
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may do anything
+    assert f"of user {os.getuid()}: run engine and agent as one user" in str(unanswered(f"unix:{path}"))
 
 
 def test_failed_address_goes_last_until_its_time_is_over() -> None:
