@@ -64,6 +64,10 @@ class Identity:
     def may_publish(self, node: str) -> bool:
         return node in self.nodes or node.partition("/")[0] in self.nodes
 
+    def signed(self, node: str) -> str:
+        """Who is said to have done something: the node that the caller names, if that is its own; otherwise the identity."""
+        return node if self.may_publish(node) else self.name
+
 
 def unrestricted(name: str) -> Identity:
     """May everything, under this name."""
@@ -107,7 +111,7 @@ class Pattern:
         captured = ""
         for ours, theirs in zip(want, have, strict=True):
             if ours in OPEN_PARTS:
-                if not theirs:
+                if not theirs or "/" in theirs:  # of a certificate name; NODE/ENGINE would be a stream of another's
                     return None
                 captured = theirs
             elif ours != theirs:

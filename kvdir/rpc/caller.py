@@ -43,9 +43,11 @@ class Caller:
 
     def rests_on(self, judge: Callable[[Identity], str], *, on_end: Callable[[], None] | None = None) -> None:
         """What a stream needs beside its role. judge: of the identity under another policy, why it may not go on, in words.
-        on_end: how it ends then; otherwise it is broken off.
+        on_end: how it ends then; otherwise it is broken off. Judged now, too: what was asked before may have been waited for.
         """
         self._judge, self._on_end = judge, on_end
+        if words := judge(self.identity):
+            self.end(words)
 
     def become(self, identity: Identity) -> str:
         """Another policy is in force. Why the stream may not go on under it."""

@@ -26,6 +26,7 @@ from kvdir.core.event import (
 )
 from kvdir.core.feedback import StaleReport
 from kvdir.core.namespaces import Announced
+from kvdir.core.policy import ANONYMOUS, Identity
 from kvdir.core.sketches import SketchPart, SketchStatement
 from kvdir.fingerprint import Fingerprints
 from kvdir.location import PROTOCOL_VERSION
@@ -295,8 +296,8 @@ def decode_evict_result(message: events_pb2.EvictResult) -> EvictResult:
     return EvictResult(message.request_id, message.evicted_blocks, message.owner_seq, message.reason)
 
 
-def decode_stale_report(request: events_pb2.ReportStaleRequest) -> StaleReport:
-    """Raises InvalidInput for a wrong width or packing."""
+def decode_stale_report(request: events_pb2.ReportStaleRequest, who: Identity = ANONYMOUS) -> StaleReport:
+    """who: reports it. Raises InvalidInput for a wrong width or packing."""
     return StaleReport(
         node=request.node,
         epoch=request.epoch,
@@ -304,7 +305,7 @@ def decode_stale_report(request: events_pb2.ReportStaleRequest) -> StaleReport:
         namespace_digest=request.namespace_digest,
         tier=request.tier,
         fingerprints=Fingerprints(request.fingerprints.packed, request.fingerprints.width),
-        reporter=request.reporter,
+        reporter=who.signed(request.reporter),
     )
 
 

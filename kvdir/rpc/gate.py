@@ -25,6 +25,7 @@ from kvdir.core.rate import TokenBucket
 from kvdir.errors import Forbidden, Overloaded
 from kvdir.obs.logs import say
 from kvdir.rpc.caller import CERTIFICATE_KEY, UNCHECKED, Caller, decode_claims
+from kvdir.rpc.status import grpc_code
 
 REFUSALS, LIMITS = ("no_identity", "role", "node", "tenant"), ("rate", "streams")
 """Why something was refused, and by which limit: labels of metrics."""
@@ -95,10 +96,19 @@ class Gate:
         if method.startswith(_FREE):
             return UNCHECKED
         claims, identity = self._who(context)
+        try:
+            return self._let_in(method, claims, identity, stream=stream)
+        except (Forbidden, Overloaded) as error:
+            name = identity.name if identity is not None else _named(claims)
+            self._write_down(method, None, name, grpc_code(error).name)
+            raise
+
+    def _let_in(self, method: str, claims: Claims | None, identity: Identity | None, *, stream: bool) -> Caller:
         if identity is None:
             self.refuse("no_identity", _nobody(claims))
+        if words := self._role_fault(method, identity):
+            self.refuse("role", words)
         found = Caller(identity, claims, method)
-        self._check_role(method, identity)
         if self._limits.max_requests_per_s > 0:
             found.request = lambda: self._count_request(found.identity.name)
             found.request()
@@ -123,9 +133,12 @@ class Gate:
         """Writes down what an operator did, or was refused to do. outcome: name of a gRPC code."""
         if caller is UNCHECKED and (self._secured or self._limited):
             return  # refused in `admit`, and written down there
+        self._write_down(method, request, caller.identity.name, outcome)
+
+    def _write_down(self, method: str, request: Any, name: str, outcome: str) -> None:
         subject = self._audited(method, request)
         if subject is not None:
-            name, short = caller.identity.name, method.rpartition("/")[2]
+            short = method.rpartition("/")[2]
             self.audits["done" if outcome == "OK" else "refused" if outcome in _REFUSED else "failed"] += 1
             say(log, logging.INFO, "admin", identity=name, method=short, subject=subject or "-", outcome=outcome)
 
@@ -173,11 +186,6 @@ class Gate:
         if claims is None:
             return policy.local if self._secured else UNCHECKED.identity
         return policy.identify(claims.spiffe_ids, claims.names)
-
-    def _check_role(self, method: str, identity: Identity) -> None:
-        if words := self._role_fault(method, identity):
-            self.audit(method, None, Caller(identity), "PERMISSION_DENIED")
-            self.refuse("role", words)
 
     def _role_fault(self, method: str, identity: Identity) -> str:
         if not self._secured:
@@ -230,6 +238,9 @@ def _carried(context: Any) -> Claims | None:
     return None
 
 
+def _named(claims: Claims | None) -> str:
+    return LOCAL.name if claims is None else claims.words()
+
+
 def _nobody(claims: Claims | None) -> str:
-    said = LOCAL.name if claims is None else claims.words()
-    return f"no identity of the policy has this certificate ({said}): add it to the policy file of this server"
+    return f"no identity of the policy has this certificate ({_named(claims)}): add it to the policy file of this server"

@@ -120,13 +120,18 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
 
         async def call(request: Any, context: Context) -> AsyncIterator[Any]:
             watch = _Watch(self._observer, method)
-            who = UNCHECKED
+            who, turn = UNCHECKED, _Turn()
             try:
-                who = self._admit_stream(path, context)
+                who = self._admit_stream(path, context, turn)
                 if type(request) is InvalidInput:
                     raise request
                 async for response in behaviour(request, context):
-                    yield response
+                    turn.works = False
+                    if not who.ended:
+                        yield response
+                    if who.ended:
+                        raise Forbidden(who.ended)
+                    turn.works = True
             except Exception as error:
                 await self._fail(watch, context, error, error)
             except asyncio.CancelledError:
@@ -148,7 +153,7 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
             watch = _Watch(self._observer, method)
             who = UNCHECKED
             try:
-                who = self._admit_stream(path, context)
+                who = self._admit_stream(path, context, _Turn())
                 await behaviour(request, context)
                 if who.ended:
                     raise Forbidden(who.ended)
@@ -162,12 +167,10 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
 
         return call
 
-    def _admit_stream(self, path: str, context: Context) -> Caller:
+    def _admit_stream(self, path: str, context: Context, turn: _Turn) -> Caller:
         who = self._gate.admit(path, context, stream=True)
         if who is not UNCHECKED:
-            task = asyncio.current_task()
-            assert task is not None
-            who.break_off = task.cancel
+            who.break_off = turn.end
         set_caller(who)
         return who
 
@@ -224,6 +227,22 @@ class _Late:
             return data if self._read is None else self._read(data)
         except InvalidInput as error:
             return error
+
+
+class _Turn:
+    """Whose turn it is in a stream: its handler's (works), or gRPC's, which writes what a generator has yielded. A task that is
+    cancelled in gRPC's own turn ends without a status, and its client waits for ever; so then the handler's next turn ends it.
+    """
+
+    __slots__ = ("_task", "works")
+
+    def __init__(self) -> None:
+        self._task = asyncio.current_task()
+        self.works = True
+
+    def end(self) -> None:
+        if self._task is not None and self.works and self._task is not asyncio.current_task():
+            self._task.cancel()
 
 
 class _Watch:

@@ -93,12 +93,12 @@ def read_policy(path: Path, files: list[Path]) -> Policy:
 
 
 def digest_of_file(path: Path) -> str:
-    """Of the salt in a file, without the end of its last line. Raises ValueError, without the salt."""
+    """Of the salt in a file, without white space around it, as agents read it. Raises ValueError, without the salt."""
     try:
         salt = path.read_bytes()
     except OSError as error:
         raise ValueError(f"cannot be read: {error.strerror}") from None
-    return salt_digest(salt.rstrip(b"\r\n"))
+    return salt_digest(salt.strip())
 
 
 def _look(path: Path) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvdir.core.namespaces import NamespaceTable
+from kvdir.core.policy import Identity, Role
 from kvdir.core.views import SumsView, ViewScope
 from kvdir.errors import Forbidden
 from kvdir.location import PROTOCOL_VERSION
@@ -54,13 +55,17 @@ def who_am_i(security: Security, coordinator: str) -> admin_pb2.WhoAmIResponse:
         tenants=policy.tenant_names(identity.tenants),
         stores=policy.tenant_names(identity.stores),
         nodes=["*"] if identity.nodes.every else sorted(identity.nodes.names),
-        remark=_remark(security),
+        remark=_remark(security, identity),
     )
 
 
-def _remark(security: Security) -> str:
+def _remark(security: Security, identity: Identity) -> str:
+    """A policy's faults name tenants and identities, so only an admin of every tenant hears them."""
     if not security.secured:
         return "no certificates are asked for here: everybody may everything"
     if security.file is None:
         return "no policy is set here: every certificate of the CA may everything"
-    return security.remark().strip("()")
+    fault = security.remark().strip("()")
+    if fault and not (Role.ADMIN in identity.roles and identity.tenants.every):
+        return "the policy file has changed and is not taken: this is what the one before it gives"
+    return fault

@@ -41,10 +41,9 @@ class EventsService(events_pb2_grpc.EventsServicer):
         self._coordinator = coordinator
 
     async def ReportStale(self, request: events_pb2.ReportStaleRequest, context: Any) -> events_pb2.ReportStaleResponse:
-        coordinator = self._coordinator
-        feedback = coordinator.directory.report_stale(
-            decode_stale_report(request), tenants=caller().tenants, now_s=coordinator.now_s()
-        )
+        coordinator, identity = self._coordinator, caller().identity
+        report = decode_stale_report(request, identity)
+        feedback = coordinator.directory.report_stale(report, tenants=identity.tenants, now_s=coordinator.now_s())
         return events_pb2.ReportStaleResponse(
             protocol_version=PROTOCOL_VERSION, removed=feedback.removed, ignored_reason=feedback.ignored_reason
         )

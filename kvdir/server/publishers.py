@@ -32,6 +32,7 @@ class Publisher:
 
     def __init__(self, gate: Gate, namespaces: NamespaceTable) -> None:
         self._who = caller()
+        self._began_with = self._who.identity.stores
         self._gate = gate
         self._namespaces = namespaces
 
@@ -56,7 +57,7 @@ class Publisher:
 
     def rest_on(self, node: str, end: Callable[[], None]) -> None:
         """The call goes on only while it may say the same; end: it may not."""
-        stores = self.stores
+        stores = self._began_with
 
         def judge(identity: Identity) -> str:
             if not identity.may_publish(node):

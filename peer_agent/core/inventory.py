@@ -215,9 +215,20 @@ class Inventory:
         return self._table(namespace_digest).present(fingerprints)
 
     def lock(
-        self, namespace_digest: bytes, fingerprints: Fingerprints, *, session: int, now_s: float, lease_s: float, lock: int = 0
+        self,
+        namespace_digest: bytes,
+        fingerprints: Fingerprints,
+        *,
+        session: int,
+        now_s: float,
+        lease_s: float,
+        lock: int = 0,
+        holder: str = "",
     ) -> Locked:
-        """Locks what is visible, for the whole list. `lock`: adds to a lock of the same session and namespace instead."""
+        """Locks what is visible, for the whole list. `lock`: adds to a lock of the same session and namespace instead.
+
+        holder: who of those that share the session may use the lock.
+        """
         table = self._table(namespace_digest)
         state = self._session(session)
         slots, records = table.lock(fingerprints)
@@ -229,21 +240,23 @@ class Inventory:
         if not slots:
             return Locked(0, records, 0, expires_s)
         number = self._new_id()
-        self._locks[number] = Lock(session, table, slots, expires_s)
+        self._locks[number] = Lock(session, table, slots, expires_s, holder)
         state.locks.add(number)
         self._lock_ends.push(expires_s, number)
         return Locked(number, records, len(slots), expires_s)
 
-    def unlock(self, locks: Iterable[int], *, session: int) -> Ended:
-        """Ends locks of this session early."""
+    def unlock(self, locks: Iterable[int], *, session: int, holder: str = "") -> Ended:
+        """Ends locks of this session and holder early."""
         asked = set(locks)
-        mine = asked & self._session(session).locks
+        mine = {number for number in asked & self._session(session).locks if self._locks[number].holder == holder}
         return Ended(self._end_locks(mine), len(asked) - len(mine))
 
-    def locked_records(self, lock: int, *, session: int) -> set[bytes]:
-        """The records that a live lock of this session covers; empty when it has ended."""
+    def locked_records(self, lock: int, *, session: int, holder: str = "") -> set[bytes]:
+        """The records that a live lock of this session and holder covers; empty when it has ended."""
         found = self._locks.get(lock)
-        return found.table.records(found.slots) if found is not None and found.session == session else set()
+        if found is None or (found.session, found.holder) != (session, holder):
+            return set()
+        return found.table.records(found.slots)
 
     def pin(self, namespace_digest: bytes, fingerprints: Fingerprints, *, now_s: float, pin_s: float) -> int:
         """Protects visible blocks from eviction until now_s + pin_s; 0 unpins. Returns how many blocks that concerned."""

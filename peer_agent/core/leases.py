@@ -43,12 +43,13 @@ class Reservation:
 
 @dataclass(slots=True)
 class Lock:
-    """slots: with repeats, one lock count each."""
+    """slots: with repeats, one lock count each. holder: identity of the peer that it was given to; none of an engine."""
 
     session: int
     table: SlotTable
     slots: list[int]
     expires_s: float
+    holder: str = ""
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable
 
 from kvdir.config import show_bytes
-from kvdir.core.policy import ANONYMOUS, Identity
+from kvdir.core.policy import ALL, ANONYMOUS, Grant, Identity
 from kvdir.errors import Forbidden, NamespaceError, NoSpace, UnknownNamespace
 from kvdir.namespace import Namespace
 from kvdir.obs.logs import say
@@ -77,14 +77,14 @@ class Accepting:
             raise UnknownNamespace(f"{namespace.short} is only announced: its blocks have no geometry and cannot be stored")
         return namespace
 
-    async def accept(self, namespace: Namespace) -> None:
-        """Serves it from now on, if that is not so already. Raises NoSpace, in words."""
+    async def accept(self, namespace: Namespace, tenants: Grant = ALL) -> None:
+        """Serves it from now on, if that is not so already. Raises NoSpace, in words, which name those of these tenants."""
         async with self._one_at_a_time:
             if namespace.digest not in self._store.namespaces:
-                await self._add(namespace)
+                await self._add(namespace, tenants)
 
-    async def _add(self, namespace: Namespace) -> None:
-        slots = self._slots(namespace)
+    async def _add(self, namespace: Namespace, tenants: Grant) -> None:
+        slots = self._slots(namespace, tenants)
         placed = self._arena.placed(SizeClass(namespace.digest, namespace.block_bytes, slots))
         table = await asyncio.to_thread(slot_table, placed)
         self._arena.add_class(placed)  # and no await from here on
@@ -93,9 +93,9 @@ class Accepting:
         self._store.add(namespace, table)
         say(log, logging.INFO, "namespace accepted", namespace=namespace.short, blocks=slots, room_for=self.room)
 
-    def _slots(self, namespace: Namespace) -> int:
+    def _slots(self, namespace: Namespace, tenants: Grant) -> int:
         if self.room <= 0:
-            known = ", ".join(namespace.short for namespace in self._accepted)
+            known = ", ".join(item.short for item in self._accepted if item.tenant in tenants) or "for others"
             raise NoSpace(
                 f"no room for namespace {namespace.short}: accept_namespaces is {self._spare.namespaces}, and engines have "
                 f"brought as many ({known}); restart the agent with more, or run another one for it"

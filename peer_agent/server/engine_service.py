@@ -25,7 +25,7 @@ from kvdir.namespace import Namespace
 from kvdir.obs.logs import say
 from kvdir.obs.spans import active, span
 from kvdir.obs.trace import trace_id
-from kvdir.rpc.caller import caller
+from kvdir.rpc.caller import Caller, caller
 from kvdir.rpc.lookup_codec import decode_fingerprints, encode_trust
 from peer_agent.core.effects import Occupancy
 from peer_agent.core.inventory import AGENT
@@ -52,10 +52,11 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class _Session:
-    """What an engine attached for, and how fast it recomputes (0: not known)."""
+    """What an engine attached for, how fast it recomputes (0: not known), and whose call that was."""
 
     namespace_digest: bytes
     prefill_tokens_per_s: float
+    who: Caller
 
 
 class EngineService(DeviceCalls):
@@ -109,7 +110,7 @@ class EngineService(DeviceCalls):
         slots = next(item.slots for item in self._store.occupancy() if item.namespace_digest == namespace.digest)
         self._store.open_session(session)
         prefill_tokens_per_s = request.prefill_tokens_per_s or self._prefill_tokens_per_s.get(namespace.digest, 0.0)
-        self._sessions[session] = _Session(namespace.digest, prefill_tokens_per_s)
+        self._sessions[session] = _Session(namespace.digest, prefill_tokens_per_s, caller())
         say(log, logging.INFO, "engine attached", engine=request.engine, session=f"{session:x}", namespace=namespace.short)
         try:
             yield engine_pb2.AttachResponse(
@@ -291,7 +292,7 @@ class EngineService(DeviceCalls):
         told = request.prefill_tokens_per_s
         if not 0 <= told < float("inf"):
             raise InvalidInput(f"prefill_tokens_per_s must be a positive number, or 0 when it is not known; is {told}")
-        await self._accepting.accept(namespace)
+        await self._accepting.accept(namespace, caller().tenants)
         return namespace
 
     async def _prefetch(self, session: _Session, fingerprints: Fingerprints, *, timeout_s: float) -> None:
@@ -331,7 +332,7 @@ class EngineService(DeviceCalls):
 
     def _session(self, session: int) -> _Session:
         found = self._sessions.get(session)
-        if found is None:
+        if found is None or found.who.identity.name != caller().identity.name:  # its number stands in logs, and is no proof
             raise StaleEpoch(f"session {session:x} is not attached: the agent restarted or the session ended, attach again")
         return found
 

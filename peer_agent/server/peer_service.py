@@ -1,7 +1,7 @@
 """peer_agent.v1.Peer: what this node answers to other agents. Thin: messages to values, one call into the store, and back.
 
 Errors leave as KvdirError and become statuses in kvdir/rpc (interceptor). Namespaces of tenants that the caller may not see are
-not there for him; what he has locked he may read and unlock: nobody else knows the lock's number. Does not: decide, wait.
+not there for him; what he has locked he may read and unlock, and nobody under another identity. Does not: decide, wait.
 """
 
 from __future__ import annotations
@@ -64,22 +64,26 @@ class PeerService(peer_pb2_grpc.PeerServicer):
         )
 
     async def Lock(self, request: peer_pb2.LockRequest, context: Context) -> peer_pb2.LockResponse:
-        self._store.unlock(request.unlock, session=PEERS)
+        who = caller().identity
+        self._store.unlock(request.unlock, session=PEERS, holder=who.name)
         if request.expected_epoch not in (0, self._identity.epoch):
             raise StaleEpoch(
                 f"{self._identity.node} has epoch {self._identity.epoch:x}, not {request.expected_epoch:x}: "
                 "it restarted, say Hello again"
             )
-        self._store.namespace(request.namespace_digest, caller().tenants)
+        self._store.namespace(request.namespace_digest, who.tenants)
         self._store.admit_lock(for_peers=True)
         lease_s = self._limits.lease_s(request.lease_ms)
         fingerprints = decode_fingerprints(request.fingerprints)
         timeout_s = self._limits.deadline_s(0, context.time_remaining())
         await self._stager.stage(request.namespace_digest, fingerprints, timeout_s=timeout_s * STAGE_TIME_SHARE)
         self._store.admit_lock(for_peers=True)  # again: others were admitted meanwhile
-        locked = self._store.lock(request.namespace_digest, fingerprints, session=PEERS, lease_s=lease_s, reader=request.reader)
+        reader = who.signed(request.reader)
+        locked = self._store.lock(
+            request.namespace_digest, fingerprints, session=PEERS, lease_s=lease_s, reader=reader, holder=who.name
+        )
         if mine := active():
-            mine.set("kvdir.reader", request.reader)
+            mine.set("kvdir.reader", reader)
             mine.set("kvdir.blocks", len(fingerprints))
             mine.set("kvdir.present", locked.present)
         return peer_pb2.LockResponse(
@@ -96,21 +100,25 @@ class PeerService(peer_pb2_grpc.PeerServicer):
     async def Sample(self, request: peer_pb2.SampleRequest, context: Context) -> peer_pb2.SampleResponse:
         self._store.admit_lock(for_peers=True)
         answer = peer_pb2.SampleResponse(protocol_version=PROTOCOL_VERSION, epoch=self._identity.epoch)
-        most = max(self._store.occupancy(caller().tenants), key=lambda table: table.committed, default=None)
+        who = caller().identity
+        most = max(self._store.occupancy(who.tenants), key=lambda table: table.committed, default=None)
         if most is None:
             return answer
         count = min(request.max_blocks, self._limits.max_fingerprints, request.max_bytes // most.block_bytes)
         held = self._store.held(most.namespace_digest, count)
         if held:
             lease_s = self._limits.lease_s(request.lease_ms)
-            locked = self._store.lock(most.namespace_digest, held[0], session=PEERS, lease_s=lease_s, reader=request.reader)
+            reader = who.signed(request.reader)
+            locked = self._store.lock(
+                most.namespace_digest, held[0], session=PEERS, lease_s=lease_s, reader=reader, holder=who.name
+            )
             answer.namespace_digest, answer.lock, answer.blocks = most.namespace_digest, locked.lock, locked.records
             answer.fingerprints.CopyFrom(encode_fingerprints(held[0]))
             answer.capability = locked.capability
         return answer
 
     async def Unlock(self, request: peer_pb2.UnlockRequest, context: Context) -> peer_pb2.UnlockResponse:
-        return peer_pb2.UnlockResponse(unknown=self._store.unlock(request.locks, session=PEERS))
+        return peer_pb2.UnlockResponse(unknown=self._store.unlock(request.locks, session=PEERS, holder=caller().identity.name))
 
     async def Read(self, request: peer_pb2.ReadRequest, context: Context) -> AsyncIterator[peer_pb2.ReadChunk]:
         records = self._readable(request)
@@ -134,6 +142,6 @@ class PeerService(peer_pb2_grpc.PeerServicer):
             raise TooLarge(f"{size} bytes asked over gRPC, max_reply_bytes is {limit}: use a data plane, or ask for less")
         starts = range(0, len(request.blocks), BLOCK_RECORD_BYTES)
         asked = {request.blocks[at : at + BLOCK_RECORD_BYTES] for at in starts}
-        if not asked <= self._store.locked_records(request.lock, session=PEERS):
+        if not asked <= self._store.locked_records(request.lock, session=PEERS, holder=caller().identity.name):
             raise InvalidInput(f"lock {request.lock:x} does not cover these blocks, or has ended: lock them first")
         return records

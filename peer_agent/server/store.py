@@ -193,11 +193,15 @@ class Store:
         lease_s: float,
         lock: int = 0,
         reader: str = "",
+        holder: str = "",
     ) -> Locked:
-        """Locks what is here, for the whole list. For peers, the planes serve it to `reader` from now on, by its capability."""
+        """Locks what is here, for the whole list. For peers, the planes serve it to `reader` from now on, by its capability.
+
+        holder: the identity behind a peer; nobody else can use the lock over gRPC.
+        """
         self._check(fingerprints)
         locked = self._inventory.lock(
-            namespace_digest, fingerprints, session=session, now_s=self._clock(), lease_s=lease_s, lock=lock
+            namespace_digest, fingerprints, session=session, now_s=self._clock(), lease_s=lease_s, lock=lock, holder=holder
         )
         if session != PEERS or not locked.lock:
             return locked
@@ -214,13 +218,13 @@ class Store:
         if held >= self._max_locks:
             raise Overloaded(f"{self._max_locks} locks are held: release some, wait for leases to end, or raise max_locks")
 
-    def unlock(self, locks: Iterable[int], *, session: int) -> int:
-        """Ends locks early; returns how many were not (or no longer) this session's."""
-        return self._end(self._inventory.unlock(locks, session=session)).unknown
+    def unlock(self, locks: Iterable[int], *, session: int, holder: str = "") -> int:
+        """Ends locks early; returns how many were not (or no longer) this session's and holder's."""
+        return self._end(self._inventory.unlock(locks, session=session, holder=holder)).unknown
 
-    def locked_records(self, lock: int, *, session: int) -> set[bytes]:
-        """The BLOCK_RECORDs that a live lock of this session covers; empty when it has ended."""
-        return self._inventory.locked_records(lock, session=session)
+    def locked_records(self, lock: int, *, session: int, holder: str = "") -> set[bytes]:
+        """The BLOCK_RECORDs that a live lock of this session and holder covers; empty when it has ended."""
+        return self._inventory.locked_records(lock, session=session, holder=holder)
 
     def pin(self, namespace_digest: bytes, fingerprints: Fingerprints, *, pin_s: float) -> int:
         """See Inventory.pin."""

@@ -126,7 +126,10 @@ async def test_the_last_good_policy_stays_when_the_file_is_nonsense(served: Serv
     becomes(served, POLICY + "\nsurprise = [")
     await eventually(lambda: "not valid TOML" in security.remark(), within_s=WITHIN_S, what="the fault is told")
     assert "the policy file is not taken" in served.coordinator.remark()
-    assert (await hear(served.address, "router", "/kvdir.v1.Admin/WhoAmI", admin_pb2.WhoAmIRequest())).code == "OK"
+    for name, faults in (("router", False), ("admin", True)):  # which name tenants and identities
+        heard = await hear(served.address, name, "/kvdir.v1.Admin/WhoAmI", admin_pb2.WhoAmIRequest())
+        remark = admin_pb2.WhoAmIResponse.FromString(heard.answers[0]).remark
+        assert ("is not taken" in remark, "not valid TOML" in remark) == (True, faults)
     becomes(served, A_WITHOUT_ACME)
     await eventually(lambda: not security.remark(), within_s=WITHIN_S, what="the fault is over")
     assert security.file is not None

@@ -16,13 +16,14 @@ from kvdir.fingerprint import Fingerprints
 from kvdir.rpc.lookup_codec import encode_fingerprints
 from kvdir.rpc.tls import PLAINTEXT
 from kvdir.testing.certificates import shared_certificates
-from kvdir.testing.tenants import POLICY, SALT, Said, hear, write_policy
+from kvdir.testing.tenants import POLICY, SALT, Said, dialer, hear, write_policy
 from peer_agent.core.effects import LoadStatus
 from peer_agent.testing import LocalCluster, local_cluster
 from peer_agent.testing.cluster import sample_namespace
 from peer_agent.v1 import engine_pb2, engine_pb2_grpc, peer_pb2
 
 BLOCKS = 8
+TCP = "127.0.0.1:0"
 ACME = sample_namespace(model="acme", tenant_salt=SALT)
 NOBODYS = dataclasses.replace(ACME, model="nobody")
 
@@ -70,6 +71,29 @@ async def test_a_foreign_namespace_is_absent_when_a_peer_locks_in_it(cluster: Lo
     assert (foreign.code, "acme" in foreign.details) == ("NOT_FOUND", False)
     sample = await peer(cluster, "agent-b", "Sample", peer_pb2.SampleRequest(max_blocks=4, max_bytes=2**20))
     assert peer_pb2.SampleResponse.FromString(sample.answers[0]).lock == 0
+
+
+async def test_a_number_is_no_right_when_another_identity_knows_it(cluster: LocalCluster) -> None:
+    locked = await peer(cluster, "agent-a", "Lock", lock(ACME.digest, cluster.blocks.chain(BLOCKS)))
+    answer = peer_pb2.LockResponse.FromString(locked.answers[0])
+    for name, code, unknown in (("coordinator", "INVALID_ARGUMENT", 1), ("agent-a", "OK", 0)):
+        read = await peer(cluster, name, "Read", peer_pb2.ReadRequest(lock=answer.lock, blocks=answer.blocks[:32]))
+        assert read.code == code, name
+        unlocked = await peer(cluster, name, "Unlock", peer_pb2.UnlockRequest(locks=[answer.lock]))
+        assert peer_pb2.UnlockResponse.FromString(unlocked.answers[0]).unknown == unknown
+    engines = POLICY.replace('["engine"]\ntenants = ["none"]', '["engine"]\ntenants = ["acme"]')
+    write_policy(Path(cluster.agents["a"].config.policy), engines.replace('["router"]\ntenants', '["engine"]\ntenants'))
+    agent = await cluster.start_agent("b", **files("agent-b", Path(cluster.agents["a"].config.policy)), engine_listen=TCP)
+    request = engine_pb2.AttachRequest(
+        protocol_version=1, engine="e", namespace_digest=ACME.digest, namespace_canonical_json=ACME.canonical().encode()
+    )
+    async with dialer("engine-a").aio(agent.ready.engine, options=()) as channel:
+        call = engine_pb2_grpc.EngineStub(channel).Attach(request)
+        release = engine_pb2.ReleaseRequest(session=(await call.read()).session)
+        for name, code in (("router", "ABORTED"), ("engine-a", "OK")):
+            said = await hear(agent.ready.engine, name, "/peer_agent.v1.Engine/Release", release)
+            assert said.code == code, said
+        call.cancel()
 
 
 async def test_only_agents_are_peers_when_roles_are_given(cluster: LocalCluster) -> None:

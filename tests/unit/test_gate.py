@@ -153,6 +153,13 @@ def test_a_stream_ends_its_own_way_when_what_it_rests_on_is_gone() -> None:
     assert ended == ["the policy has changed: not as a"]
 
 
+def test_a_stream_ends_at_once_when_its_right_went_before_it_said_what_it_rests_on() -> None:
+    world, ended = Secured(), []
+    stream = world.gate.admit(PUBLISH, Context(AGENT), stream=True)
+    stream.rests_on(lambda identity: "too late", on_end=lambda: ended.append(stream.ended))
+    assert ended == ["too late"]
+
+
 def test_nothing_of_a_call_is_kept_when_callers_are_not_checked() -> None:
     UNCHECKED.rests_on(lambda identity: "no")
     assert UNCHECKED.become(UNCHECKED.identity) == ""
@@ -195,12 +202,20 @@ def test_an_admins_calls_are_written_down_when_they_are_audited(caplog: pytest.L
         with pytest.raises(Forbidden):
             world.gate.admit(DUMP, Context(AGENT))
         world.gate.audit(DUMP, None, UNCHECKED, "PERMISSION_DENIED")  # as the interceptor does: not a second time
+        with pytest.raises(Forbidden):
+            world.gate.admit(DUMP, Context("spiffe://d/stranger"))
+        limited = Secured(limits=CallLimits(max_requests_per_s=0.1), audited=lambda method, request: "node=a")
+        limited.gate.admit(DUMP, Context("spiffe://d/boss"))
+        with pytest.raises(Overloaded):
+            limited.gate.admit(DUMP, Context("spiffe://d/boss"))
     said = [record.fields for record in caplog.records]  # type: ignore[attr-defined]
     assert [(item["identity"], item["method"], item["subject"], item["outcome"]) for item in said] == [
         ("boss", "Dump", "node=a", "OK"),
         ("agent-a", "Dump", "node=a", "PERMISSION_DENIED"),
+        ("spiffe://d/stranger, cn", "Dump", "node=a", "PERMISSION_DENIED"),
+        ("boss", "Dump", "node=a", "RESOURCE_EXHAUSTED"),
     ]
-    assert dict(world.gate.audits) == {"done": 1, "refused": 1, "failed": 0}
+    assert dict(world.gate.audits) == {"done": 1, "refused": 2, "failed": 0}
 
 
 @given(st.floats(0.5, 100), st.lists(st.floats(0, 2), max_size=60))

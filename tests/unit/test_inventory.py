@@ -160,6 +160,16 @@ def test_nobody_ends_the_lock_of_another_session():
     assert held.unlock([number], session=ENGINE).unknown == 0
 
 
+def test_nobody_uses_the_lock_of_another_holder_when_they_share_a_session():
+    held = inventory()
+    store(held, 1)
+    number = held.lock(DIGEST, blocks(1), session=PEERS, now_s=0, lease_s=1, holder="a").lock
+    assert held.locked_records(number, session=PEERS, holder="b") == set()
+    assert held.unlock([number], session=PEERS, holder="b").unknown == 1
+    assert len(held.locked_records(number, session=PEERS, holder="a")) == 1
+    assert held.unlock([number], session=PEERS, holder="a").revoked == (number,)
+
+
 def test_lock_can_grow_when_more_blocks_have_arrived():
     held = inventory()
     store(held, 1)

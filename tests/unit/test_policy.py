@@ -76,6 +76,15 @@ def test_nobody_is_found_when_a_certificate_only_resembles_a_pattern(spiffe: str
     assert example().identify([spiffe], []) is None
 
 
+def test_nobody_is_somebody_elses_engine_when_its_common_name_has_a_slash() -> None:
+    entry = {"name": "agent-{node}", "names": ["{node}.agents"], "roles": ["agent"], "tenants": ["none"], "nodes": ["{node}"]}
+    policy = parse_policy({"identity": [entry]}, salt_digest_of=lambda path: "")
+    assert policy.identify([], ["b/vllm.agents"]) is None
+    found = policy.identify([], ["a.agents"])
+    assert found is not None
+    assert [found.signed(name) for name in ("a", "a/vllm@0", "b", "")] == ["a", "a/vllm@0", "agent-a", "agent-a"]
+
+
 def test_a_name_is_no_spiffe_id_when_it_looks_like_one() -> None:
     assert example().identify([], ["spiffe://example.org/operator/root"]) is None
     assert example().identify(["router.inference.svc"], []) is None

@@ -50,6 +50,8 @@ def test_a_salts_digest_is_that_of_namespaces_when_it_is_asked_for(tmp_path: Pat
     file = tmp_path / "salt"
     file.write_bytes(b"sixteen bytes or more\n")
     assert run("digest", str(file)).stdout == f"salt:{salt_digest('sixteen bytes or more')}\n"
+    file.write_bytes(b" sixteen bytes or more \r\n\n")  # as agents read tenant_salt_file
+    assert run("digest", str(file)).stdout == f"salt:{salt_digest('sixteen bytes or more')}\n"
     file.write_bytes(b"short\n")
     refused = run("digest", str(file))
     assert (refused.exit_code, "short salts can be guessed" in refused.stderr, "short\n" in refused.output) == (1, True, False)

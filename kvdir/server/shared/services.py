@@ -102,8 +102,9 @@ class SharedEventsService(events_pb2_grpc.EventsServicer):
         self._coordinator = coordinator
 
     async def ReportStale(self, request: events_pb2.ReportStaleRequest, context: Any) -> events_pb2.ReportStaleResponse:
-        report = decode_stale_report(request)
-        feedback = await self._coordinator.questions.report_stale(report, tenants=caller().tenants)
+        identity = caller().identity
+        report = decode_stale_report(request, identity)
+        feedback = await self._coordinator.questions.report_stale(report, tenants=identity.tenants)
         return events_pb2.ReportStaleResponse(
             protocol_version=PROTOCOL_VERSION, removed=feedback.removed, ignored_reason=feedback.ignored_reason
         )
