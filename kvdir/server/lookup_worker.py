@@ -12,12 +12,15 @@ certificate says. Rules:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
+import itertools
 import logging
 import os
 import signal
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -68,7 +71,8 @@ log = logging.getLogger("kvdir.worker")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
-    """What a worker has to know. parent: process id of the coordinator. index, figures: paths; main: address for gRPC.
+    """What a worker has to know. parent: process id of the coordinator. index, figures: paths; main: address for gRPC, and
+    over how many connections.
 
     secured: the port asks for certificates. policy: path of its file; empty: none.
     """
@@ -78,6 +82,7 @@ class WorkerSpec:
     listen: str
     index: str
     main: str
+    main_connections: int
     figures: str
     max_fingerprints: int
     max_message_bytes: int
@@ -115,7 +120,11 @@ def _die_with(parent: int) -> None:
 async def _serve(spec: WorkerSpec) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    async with PLAINTEXT.aio(spec.main, options=client_options(max_message_bytes=spec.max_message_bytes)) as channel:
+    options = client_options(max_message_bytes=spec.max_message_bytes)
+    async with contextlib.AsyncExitStack() as stack:
+        channels = [
+            await stack.enter_async_context(PLAINTEXT.aio(spec.main, options=options)) for _ in range(spec.main_connections)
+        ]
         tracing = open_tracing(
             spec.otlp_endpoint,
             spec.trace_ratio,
@@ -125,7 +134,7 @@ async def _serve(spec: WorkerSpec) -> None:
             process=f"worker-{spec.number}",
         )
         try:
-            worker = _Worker(spec, channel, tracing.tracer)
+            worker = _Worker(spec, channels, tracing.tracer)
             await worker.start()
             sys.stdout.buffer.write(READY)
             sys.stdout.flush()
@@ -135,7 +144,7 @@ async def _serve(spec: WorkerSpec) -> None:
 
 
 class _Worker:
-    def __init__(self, spec: WorkerSpec, channel: grpc.aio.Channel, tracer: Tracer) -> None:
+    def __init__(self, spec: WorkerSpec, channels: Sequence[grpc.aio.Channel], tracer: Tracer) -> None:
         self._spec = spec
         self._figures = Path(spec.figures)
         before = read(self._figures) or ProcessFigures()
@@ -146,7 +155,7 @@ class _Worker:
         self._counters = WorkerCounters(**before.counters)
         self._source = RegionSource(
             RegionDirectory(RegionReader(spec.index)),
-            _asking(channel, spec.max_deadline_s),
+            _asking(channels, spec.max_deadline_s),
             self._counters,
             max_fingerprints=spec.max_fingerprints,
         )
@@ -179,7 +188,7 @@ class _Worker:
             options=server_options(max_message_bytes=spec.max_message_bytes, share_port=True),
         )
         service = DirectoryService(self._source, self._streams, max_fingerprints=spec.max_fingerprints)
-        self._server.add_generic_rpc_handlers(tuple(_handlers(service, channel)))
+        self._server.add_generic_rpc_handlers(tuple(_handlers(service, channels, spec.max_deadline_s)))
         health_pb2_grpc.add_HealthServicer_to_server(self._healthy, self._server)
         reflection.enable_server_reflection(REFLECTED, self._server)
 
@@ -214,10 +223,13 @@ class _Worker:
         ProcessFigures(time.monotonic_ns(), asdict(self._counters), methods).write(self._figures)
 
 
-def _handlers(service: DirectoryService, channel: grpc.aio.Channel) -> list[grpc.GenericRpcHandler]:
+def _handlers(
+    service: DirectoryService, channels: Sequence[grpc.aio.Channel], max_deadline_s: float
+) -> list[grpc.GenericRpcHandler]:
     out = []
     for descriptor in SERVICES:
-        handlers = pass_through(channel, descriptor.full_name, [item.name for item in descriptor.methods])
+        methods = {item.name: item.client_streaming or item.server_streaming for item in descriptor.methods}
+        handlers = pass_through(channels, descriptor.full_name, methods, max_deadline_s=max_deadline_s)
         if descriptor.name == "Directory":
             handlers |= _local(service)
         out.append(grpc.method_handlers_generic_handler(descriptor.full_name, handlers))
@@ -245,19 +257,24 @@ def _local(service: DirectoryService) -> dict[str, Any]:
     }
 
 
-def _asking(channel: grpc.aio.Channel, timeout_s: float) -> Any:
+def _asking(channels: Sequence[grpc.aio.Channel], timeout_s: float) -> Any:
     """Asks the main process for one lookup; whoever waits for the answer may have less patience and cancels then."""
-    method: Any = channel.unary_unary(
-        "/kvdir.v1.Directory/Lookup",
-        request_serializer=directory_pb2.LookupRequest.SerializeToString,
-        response_deserializer=directory_pb2.LookupResponse.FromString,
+    methods: Iterator[Any] = itertools.cycle(
+        [
+            channel.unary_unary(
+                "/kvdir.v1.Directory/Lookup",
+                request_serializer=directory_pb2.LookupRequest.SerializeToString,
+                response_deserializer=directory_pb2.LookupResponse.FromString,
+            )
+            for channel in channels
+        ]
     )
 
     async def ask(request: directory_pb2.LookupRequest) -> directory_pb2.LookupResponse:
         with rpc_span(LOOKUP, Kind.CLIENT):
             try:
                 metadata = (*(trace.metadata() or ()), *carried_claims(caller()))
-                answer: directory_pb2.LookupResponse = await method(request, timeout=timeout_s, metadata=metadata)
+                answer: directory_pb2.LookupResponse = await next(methods)(request, timeout=timeout_s, metadata=metadata)
             except grpc.aio.AioRpcError as error:
                 raise from_rpc_error(error, target="the coordinator's main process") from error
             return answer

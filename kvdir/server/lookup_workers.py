@@ -27,6 +27,7 @@ import msgspec
 from kvdir.errors import ConfigError
 from kvdir.obs.logs import say
 from kvdir.obs.process_figures import ProcessFigures, read
+from kvdir.rpc.channel import MAX_STREAMS
 from kvdir.server.config import CoordinatorConfig
 from kvdir.server.lookup_worker import READY, WorkerSpec
 from kvdir.server.shared_port import SharedPort
@@ -136,6 +137,7 @@ class LookupWorkers:
             listen=self._port.address,
             index=str(place.path / "index"),
             main=place.socket,
+            main_connections=2 + (config.max_streams + config.max_watchers) // MAX_STREAMS,
             figures=str(place.figures(number)),
             max_fingerprints=config.max_fingerprints,
             max_message_bytes=config.max_message_bytes,

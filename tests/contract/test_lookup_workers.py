@@ -27,12 +27,10 @@ from kvdir.errors import ConfigError, KvdirError, TooLarge, UnknownNamespace
 from kvdir.fingerprint import Fingerprints
 from kvdir.index import LEAST_MAX_BYTES, RegionError, RegionReader
 from kvdir.location import MinTrust, StreamState, Tier
-from kvdir.rpc.channel import server_options
 from kvdir.rpc.lookup_codec import decode_lookup, encode_lookup_request
 from kvdir.server import lookup_workers
 from kvdir.server.app import build_coordinator
 from kvdir.server.lookup_workers import LookupWorkers
-from kvdir.server.pass_through import pass_through
 from kvdir.server.region_source import RegionSource, WorkerCounters
 from kvdir.server.serve import Bound, Stop, running, serve
 from kvdir.server.shared_port import SharedPort
@@ -201,59 +199,6 @@ def _readable(answer: Any) -> Any:
     return runs, answer.hits, answer.asked, sorted(names)
 
 
-async def test_calls_pass_through_as_they_are() -> None:
-    """Metadata, deadline, streams both ways, errors with trailing metadata, and the end from either side."""
-    seen: dict[str, Any] = {"ended": 0}
-
-    async def echo(request_iterator: Any, context: Any) -> None:
-        seen["metadata"] = dict(context.invocation_metadata())
-        seen["remaining_s"] = context.time_remaining()
-        try:
-            while (item := await context.read()) is not grpc.aio.EOF:
-                if item == b"fail":
-                    await context.abort(grpc.StatusCode.ABORTED, "as you wish", (("kvdir-code", "stale-epoch"),))
-                await context.write(item * 2)
-            context.set_trailing_metadata((("said", "goodbye"),))
-        finally:
-            seen["ended"] += 1
-
-    async with contextlib.AsyncExitStack() as stack:
-        main = await stack.enter_async_context(_server({"Echo": grpc.stream_stream_rpc_method_handler(echo)}))
-        channel = await stack.enter_async_context(grpc.aio.insecure_channel(main))
-        front = await stack.enter_async_context(_server(pass_through(channel, "test.Echo", ["Echo"])))
-        client = await stack.enter_async_context(grpc.aio.insecure_channel(front))
-        method: Any = client.stream_stream("/test.Echo/Echo")
-        call = method(timeout=30.0, metadata=(("kvdir-request-id", "r1"), ("tenant", "t1")))
-        for item in (b"a", b"b" * 100_000):
-            await call.write(item)
-            assert await call.read() == item * 2
-        assert (seen["metadata"]["kvdir-request-id"], seen["metadata"]["tenant"]) == ("r1", "t1")
-        assert 0 < seen["remaining_s"] <= 30.3  # gRPC rounds up to 0.1 s at every hop
-        await call.done_writing()
-        assert await call.read() is grpc.aio.EOF
-        assert dict(await call.trailing_metadata())["said"] == "goodbye"
-
-        call = method()
-        await call.write(b"fail")
-        with pytest.raises(grpc.aio.AioRpcError, match="as you wish") as caught:
-            await call.read()
-        assert caught.value.code() is grpc.StatusCode.ABORTED
-        assert dict(caught.value.trailing_metadata() or ())["kvdir-code"] == "stale-epoch"
-
-        call = method()
-        await call.write(b"a")
-        await call.read()
-        assert seen["ended"] == 2
-        call.cancel()
-        await eventually(lambda: seen["ended"] == 3)
-
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await method(timeout=0.1).read()
-        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        one: Any = client.unary_unary("/test.Echo/Echo")
-        assert await one(b"x") == b"xx"
-
-
 async def test_coordinator_is_refused_when_the_port_is_in_use_by_any_kind_of_server() -> None:
     alone, shared = FAST_CONFIG, WITH_WORKERS
     for first in (alone, shared):
@@ -413,18 +358,6 @@ def test_port_is_nobodys_when_nobody_listens_on_it() -> None:
         SharedPort("127.0.0.1", port.port)
     port.close()
     SharedPort("127.0.0.1", port.port).close()
-
-
-@contextlib.asynccontextmanager
-async def _server(handlers: dict[str, Any]) -> AsyncIterator[str]:
-    server = grpc.aio.server(options=server_options())
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Echo", handlers),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        await server.stop(0.5)
 
 
 def _page(url: str) -> str:
