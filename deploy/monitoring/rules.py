@@ -60,9 +60,9 @@ class Group:
     rules: Sequence[Record | Alert]
 
 
-def scraped_before(info: str) -> str:
-    """Matches `up` of those processes only that have been one of ours within the hour, whatever their job is called."""
-    return f"on ({PROCESS}) count_over_time({info}[1h])"
+def seen(info: str) -> str:
+    """The record of processes that are one of ours, whatever their job is called, or were before they went down."""
+    return f"process:{info}:seen"
 
 
 def to_yaml(groups: Sequence[Group]) -> str:

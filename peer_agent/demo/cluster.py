@@ -41,6 +41,7 @@ class ClusterPlan:
 
     coordinators: how many; agents publish to each of them, or to one if they share a store (store.py), and ask any. replica:
     agents ask replicas of their own first. tls: control and data plane, with certificates made for this cluster.
+    prefill_tokens_per_s: what agents are told that engines recompute; 0: nothing, and every hit is fetched.
     """
 
     namespace: Namespace
@@ -52,6 +53,7 @@ class ClusterPlan:
     store: str = MEMORY
     replica: bool = False
     tls: bool = False
+    prefill_tokens_per_s: float = 0.0
 
     @property
     def arena_bytes(self) -> int:
@@ -97,6 +99,8 @@ class DemoCluster:
             self._certificates = await asyncio.to_thread(make_certificates, self._work / "certificates", *names)
         fields = json.loads(self.plan.namespace.canonical())
         del fields["version"]
+        if self.plan.prefill_tokens_per_s:
+            fields["prefill_tokens_per_s"] = self.plan.prefill_tokens_per_s
         self._namespace_file.write_text(json.dumps(fields, indent=2))
         self._store_file.touch(0o600)  # a URL may hold a password, which is in no command line then
         self._store_file.write_text(f"store = {json.dumps(self.plan.store)}\n")

@@ -63,7 +63,7 @@ async def hold(
 ) -> None:
     """Until it is cancelled. held: is added to."""
     with demo_store(options.store) as store:
-        async with demo_cluster(plan_of(options, store)) as cluster, attached(cluster) as engines:
+        async with demo_cluster(plan_of(options, store, priced=True)) as cluster, attached(cluster) as engines:
             ready(addresses(cluster))
             while True:
                 await _pass(cluster, engines, requests, options, held, per_s)

@@ -134,10 +134,13 @@ async def _demo(
     return report.document(run, tally, settled, lives)
 
 
-def plan_of(options: DemoOptions, store: str) -> ClusterPlan:
-    """store: URL of the one there is, or memory."""
+def plan_of(options: DemoOptions, store: str, *, priced: bool = False) -> ClusterPlan:
+    """store: URL of the one there is, or memory. priced: agents know what recomputing takes, and skip what does not pay."""
+    namespace = trace_namespace(block_bytes=options.block_bytes)
+    block_s = options.compute_ms / 1000
     return ClusterPlan(
-        namespace=trace_namespace(block_bytes=options.block_bytes),
+        namespace=namespace,
+        prefill_tokens_per_s=namespace.block_tokens / block_s if priced and block_s else 0.0,
         nodes=options.nodes,
         blocks_per_node=options.blocks_per_node,
         loss=options.loss,

@@ -72,18 +72,18 @@ class Case:
     also: tuple[str, ...] = ()
 
 
-def _of(name: str, **labels: str) -> str:
+def of(name: str, **labels: str) -> str:
     """A series of one process."""
     own = (f'{key}="{value}"' for key, value in labels.items())
     return f"{name}{{{', '.join((PROCESS, *own))}}}"
 
 
-UP, HERE = _of("up"), Gauge(1, 1)
+UP, HERE = of("up"), Gauge(1, 1)
 IDLE = Counter(0, 0)
 
 PROCESSES = (
-    Case("KvdirCoordinatorDown", 3, {UP: Gauge(1, 0), KVDIR: Gauge(1, None)}),
-    Case("KvdirAgentDown", 4, {UP: Gauge(1, 0), AGENT: Gauge(1, None)}),
+    Case("KvdirCoordinatorDown", 90, {UP: Gauge(1, 0), KVDIR: Gauge(1, None)}),
+    Case("KvdirAgentDown", 90, {UP: Gauge(1, 0), AGENT: Gauge(1, None)}),
     Case(
         "KvdirAgentDownEngineUp", 4,
         {
@@ -92,159 +92,173 @@ PROCESSES = (
         },
         labels={"pod": "p", "instance": "i:1"}, also=("KvdirAgentDown",),
     ),
-    Case("KvdirRestartsOften", 5, {_of("process_start_time_seconds"): Counter(0, 60), AGENT: HERE}),
-    Case("KvdirNotReady", 12, {_of("kvdir_warming"): Gauge(0, 1)}),
-    Case("KvdirLoopLag", 9, {_of("kvdir_loop_lag_seconds"): Gauge(0.01, 0.6)}),
-    Case("KvdirLoopLag", 9, {_of("peer_agent_loop_lag_seconds"): Gauge(0.01, 0.6)}),
-    Case("KvdirLookupWorkersRestart", 10, {_of("kvdir_lookup_worker_restarts_total"): Counter(0, 0.5)}),
-    Case("KvdirUnexpectedErrors", 5, {_of("kvdir_rpc_calls_total", method="Lookup", code="INTERNAL"): Counter(0, 1)}),
-    Case("KvdirUnexpectedErrors", 5, {_of("peer_agent_rpc_bugs_total"): Counter(0, 1)}),
-    Case("KvdirUnexpectedErrors", 5, {_of("peer_agent_task_failures_total"): Counter(0, 1)}),
-    Case("KvdirLogLinesDropped", 15, {_of("peer_agent_log_lines_dropped_total"): Counter(0, 30)}),
-    Case("KvdirLogLinesDropped", 15, {_of("kvdir_log_lines_dropped_total"): Counter(0, 30)}),
+    Case("KvdirRestartsOften", 12, {of("process_start_time_seconds"): Counter(0, 60), AGENT: Gauge(1, None), UP: HERE}),
+    Case("KvdirNotReady", 12, {of("kvdir_warming"): Gauge(0, 1)}),
+    Case("KvdirLoopLag", 9, {of("kvdir_loop_lag_seconds"): Gauge(0.01, 0.6)}),
+    Case("KvdirLoopLag", 9, {of("peer_agent_loop_lag_seconds"): Gauge(0.01, 0.6)}),
+    Case("KvdirLookupWorkersRestart", 10, {of("kvdir_lookup_worker_restarts_total"): Counter(0, 0.5)}),
+    Case("KvdirUnexpectedErrors", 5, {of("kvdir_rpc_calls_total", method="Lookup", code="INTERNAL"): Counter(0, 1)}),
+    Case("KvdirUnexpectedErrors", 5, {of("kvdir_rpc_calls_total", method="Hello", code="INTERNAL"): Gauge(None, 1)}),
+    Case("KvdirUnexpectedErrors", 5, {of("peer_agent_rpc_bugs_total"): Counter(0, 1)}),
+    Case("KvdirUnexpectedErrors", 5, {of("peer_agent_task_failures_total"): Counter(0, 1)}),
+    Case("KvdirLogLinesDropped", 15, {of("peer_agent_log_lines_dropped_total"): Counter(0, 30)}),
+    Case("KvdirLogLinesDropped", 15, {of("kvdir_log_lines_dropped_total"): Counter(0, 30)}),
 )  # fmt: skip
 
 _CONNECTED = {"coordinator": "c:7400"}
+
+
+def _heard(node: str, ago_s: float) -> dict[str, Gauge]:
+    return {of("kvdir_stream_age_seconds", node=node): Gauge(ago_s, ago_s)}
+
+
 DIRECTORY = (
     Case(
-        "KvdirNoCoordinator", 4, {_of("peer_agent_publisher_connected", **_CONNECTED): Gauge(1, 0)}, labels=FLEET_LABELS,
+        "KvdirNoCoordinator", 4, {of("peer_agent_publisher_connected", **_CONNECTED): Gauge(1, 0)}, labels=FLEET_LABELS,
     ),
     Case(
         "KvdirPublisherNotConnected", 8,
         {
-            _of("peer_agent_publisher_connected", **_CONNECTED): Gauge(1, 0),
-            _of("peer_agent_publisher_standby", **_CONNECTED): Gauge(0, 0),
-            _of("peer_agent_publisher_connected", coordinator="d:7400"): Gauge(1, 1),
-            _of("peer_agent_publisher_standby", coordinator="d:7400"): Gauge(0, 0),
+            of("peer_agent_publisher_connected", **_CONNECTED): Gauge(1, 0),
+            of("peer_agent_publisher_standby", **_CONNECTED): Gauge(0, 0),
+            of("peer_agent_publisher_connected", coordinator="d:7400"): Gauge(1, 1),
+            of("peer_agent_publisher_standby", coordinator="d:7400"): Gauge(0, 0),
         },
         labels=LABELS | _CONNECTED,
     ),
-    Case("KvdirPublisherBehind", 12, {_of("peer_agent_skipped_events_total", **_CONNECTED): Counter(0, 100)}),
+    Case("KvdirPublisherBehind", 12, {of("peer_agent_skipped_events_total", **_CONNECTED): Counter(0, 100)}),
     Case(
-        "KvdirStreamUntrusted", 20, {_of("kvdir_stream_untrusted_seconds_total", node="a"): Counter(0, 60)},
+        "KvdirStreamUntrusted", 20,
+        {of("kvdir_stream_untrusted_seconds_total", node="a"): Counter(0, 60)} | _heard("a", 1)
+        | {of("kvdir_stream_untrusted_seconds_total", node="gone"): Counter(60, 60)} | _heard("gone", 3600),
         labels=LABELS | {"node": "a"},
     ),
-    Case("KvdirGapNotRepaired", 8, {_of("kvdir_stream_missing_events", node="a"): Gauge(0, 7)}, labels=LABELS | {"node": "a"}),
+    Case(
+        "KvdirGapNotRepaired", 8,
+        {of("kvdir_stream_missing_events", node="a"): Gauge(0, 7)} | _heard("a", 1)
+        | {of("kvdir_stream_missing_events", node="gone"): Gauge(7, 7)} | _heard("gone", 3600),
+        labels=LABELS | {"node": "a"},
+    ),
     Case(
         "KvdirRepairsFail", 12,
         {
-            _of("kvdir_repairs_total", kind="replay", outcome="asked"): Counter(2, 2),
-            _of("kvdir_repairs_total", kind="replay", outcome="failed"): Counter(0.2, 1.5),
+            of("kvdir_repairs_total", kind="replay", outcome="asked"): Counter(2, 2),
+            of("kvdir_repairs_total", kind="replay", outcome="failed"): Counter(0.2, 1.5),
         },
         labels=LABELS | {"kind": "replay"},
     ),
-    Case("KvdirDigestContradictions", 30, {_of("kvdir_digest_contradictions_total"): Counter(0, 0.2)}),
-    Case("KvdirFenced", 3, {_of("peer_agent_fenced"): Gauge(0, 1)}),
+    Case("KvdirDigestContradictions", 30, {of("kvdir_digest_contradictions_total"): Counter(0, 0.2)}),
+    Case("KvdirFenced", 3, {of("peer_agent_fenced"): Gauge(0, 1)}),
     Case(
         "KvdirStale", 25,
         {
-            _of("peer_agent_owner_blocks_total", answer="held"): Counter(600, 600),
-            _of("peer_agent_owner_blocks_total", answer="stale"): Counter(12, 600),
+            of("peer_agent_owner_blocks_total", answer="held"): Counter(600, 600),
+            of("peer_agent_owner_blocks_total", answer="stale"): Counter(12, 600),
         },
         labels=FLEET_LABELS,
     ),
     Case(
         "KvdirDirectoryUnanswered", 18,
-        {_of("peer_agent_directory_failures_total"): Counter(0, 60), _of("peer_agent_loads_total"): Counter(600, 600)},
+        {of("peer_agent_directory_failures_total"): Counter(0, 60), of("peer_agent_loads_total"): Counter(600, 600)},
         labels=FLEET_LABELS,
     ),
-    Case("KvdirReplicaLag", 8, {_of("peer_agent_replica_lag_seconds"): Gauge(0.01, 9)}),
-    Case("KvdirReplicaIncomplete", 18, {_of("peer_agent_replica_incomplete"): Gauge(0, 1)}),
-    Case("KvdirWatchersCutOff", 10, {_of("kvdir_watch_cut_off_total"): Counter(0, 1)}),
+    Case("KvdirReplicaLag", 8, {of("peer_agent_replica_lag_seconds"): Gauge(0.01, 9)}),
+    Case("KvdirReplicaIncomplete", 18, {of("peer_agent_replica_incomplete"): Gauge(0, 1)}),
+    Case("KvdirWatchersCutOff", 10, {of("kvdir_watch_cut_off_total"): Counter(0, 1)}),
     Case(
-        "KvdirEngineInDoubt", 12, {_of("peer_agent_engine_in_doubt", stream="a/vllm"): Gauge(0, 1)},
+        "KvdirEngineInDoubt", 12, {of("peer_agent_engine_in_doubt", stream="a/vllm"): Gauge(0, 1)},
         labels=LABELS | {"stream": "a/vllm"},
     ),
 )  # fmt: skip
 
-_OTHER = _of("kvdir_store_up").replace("i:1", "i:2")
+_OTHER = of("kvdir_store_up").replace("i:1", "i:2")
 STORE = (
-    Case("KvdirStoreDown", 3, {_of("kvdir_store_up"): Gauge(1, 0)}, labels=FLEET_LABELS, also=("KvdirStoreUnreachable",)),
-    Case("KvdirStoreUnreachable", 4, {_of("kvdir_store_up"): Gauge(1, 0), _OTHER: HERE}),
-    Case("KvdirStoreBreakerOpens", 5, {_of("kvdir_store_breaker_open"): Gauge(0, 1)}),
-    Case("KvdirStoreBreakerOpens", 8, {_of("kvdir_store_breaker_opened_total"): Counter(0, 1)}),
-    Case("KvdirStoreFull", 12, {_of("kvdir_store_used_bytes"): Gauge(50, 95), _of("kvdir_store_max_bytes"): Gauge(100, 100)}),
-    Case("KvdirStoreLosesBlocks", 5, {_of("kvdir_store_lost_buckets_total"): Counter(0, 1)}),
-    Case("KvdirStoreLosesBlocks", 5, {_of("kvdir_store_evicted_total"): Counter(0, 10)}),
+    Case("KvdirStoreDown", 3, {of("kvdir_store_up"): Gauge(1, 0)}, labels=FLEET_LABELS, also=("KvdirStoreUnreachable",)),
+    Case("KvdirStoreUnreachable", 4, {of("kvdir_store_up"): Gauge(1, 0), _OTHER: HERE}),
+    Case("KvdirStoreBreakerOpens", 5, {of("kvdir_store_breaker_open"): Gauge(0, 1)}),
+    Case("KvdirStoreBreakerOpens", 8, {of("kvdir_store_breaker_opened_total"): Counter(0, 1)}),
+    Case("KvdirStoreFull", 12, {of("kvdir_store_used_bytes"): Gauge(50, 95), of("kvdir_store_max_bytes"): Gauge(100, 100)}),
+    Case("KvdirStoreLosesBlocks", 5, {of("kvdir_store_lost_buckets_total"): Counter(0, 1)}),
+    Case("KvdirStoreLosesBlocks", 5, {of("kvdir_store_evicted_total"): Counter(0, 10)}),
 )  # fmt: skip
 
 
 def _blocks(status: str, well: float, ill: float) -> dict[str, Counter]:
-    return {_of("peer_agent_load_blocks_total", status=status): Counter(well, ill)}
+    return {of("peer_agent_load_blocks_total", status=status): Counter(well, ill)}
 
 
 TRANSFERS = (
     Case("KvdirCorruptBlocks", 5, _blocks("corrupt", 0, 1)),
-    Case("KvdirFallbackTransport", 12, {_of("peer_agent_fallback_peers"): Gauge(0, 3)}),
+    Case("KvdirFallbackTransport", 12, {of("peer_agent_fallback_peers"): Gauge(0, 3)}),
     Case("KvdirLateBlocks", 18, _blocks("hit_peer", 600, 600) | _blocks("late", 0, 100), labels=FLEET_LABELS),
     Case(
         "KvdirPeersDoNotAnswer", 18,
-        {_of("peer_agent_peer_failures_total"): Counter(0, 60), _of("peer_agent_loads_total"): Counter(600, 600)},
+        {of("peer_agent_peer_failures_total"): Counter(0, 60), of("peer_agent_loads_total"): Counter(600, 600)},
         labels=FLEET_LABELS,
     ),
     Case(
         "KvdirQuarantineGrows", 18,
-        {_of("peer_agent_quarantined_bytes"): Gauge(0, 50), _of("peer_agent_arena_bytes"): Gauge(1000, 1000)},
+        {of("peer_agent_quarantined_bytes"): Gauge(0, 50), of("peer_agent_arena_bytes"): Gauge(1000, 1000)},
     ),
     Case(
         "KvdirLocksGrow", 18,
         {
-            _of("peer_agent_guarded_slots", kv_namespace="m", by="lock"): Gauge(5, 400),
-            _of("peer_agent_slots", kv_namespace="m", state="committed"): Gauge(1000, 1000),
+            of("peer_agent_guarded_slots", kv_namespace="m", by="lock"): Gauge(5, 400),
+            of("peer_agent_slots", kv_namespace="m", state="committed"): Gauge(1000, 1000),
         },
     ),
-    Case("KvdirNoRoom", 24, {_of("peer_agent_no_space_blocks_total"): Counter(0, 300)} | _blocks("miss", 600, 600)),
+    Case("KvdirNoRoom", 24, {of("peer_agent_no_space_blocks_total"): Counter(0, 300)} | _blocks("miss", 600, 600)),
     Case(
         "KvdirCostsMoreThanItSaves", 40,
-        {_of("peer_agent_saved_seconds_total"): Counter(30, 1), _of("peer_agent_spent_seconds_total"): Counter(3, 3)},
+        {of("peer_agent_saved_seconds_total"): Counter(30, 1), of("peer_agent_spent_seconds_total"): Counter(3, 3)},
         labels=FLEET_LABELS,
     ),
     Case(
         "KvdirPredictionsWrong", 60,
         {
-            _of("peer_agent_load_prediction_ratio_bucket", le="1.0"): Counter(600, 0),
-            _of("peer_agent_load_prediction_ratio_bucket", le="4.0"): Counter(600, 60),
-            _of("peer_agent_load_prediction_ratio_bucket", le="8.0"): Counter(600, 600),
-            _of("peer_agent_load_prediction_ratio_bucket", le="+Inf"): Counter(600, 600),
-            _of("peer_agent_load_prediction_ratio_count"): Counter(600, 600),
+            of("peer_agent_load_prediction_ratio_bucket", le="1.0"): Counter(600, 0),
+            of("peer_agent_load_prediction_ratio_bucket", le="4.0"): Counter(600, 60),
+            of("peer_agent_load_prediction_ratio_bucket", le="8.0"): Counter(600, 600),
+            of("peer_agent_load_prediction_ratio_bucket", le="+Inf"): Counter(600, 600),
+            of("peer_agent_load_prediction_ratio_count"): Counter(600, 600),
         },
         labels=FLEET_LABELS,
     ),
 )  # fmt: skip
 
 CAPACITY = (
-    Case("KvdirIndexNearBound", 18, {_of("kvdir_index_bytes"): Gauge(50, 95), _of("kvdir_index_max_bytes"): Gauge(100, 100)}),
+    Case("KvdirIndexNearBound", 18, {of("kvdir_index_bytes"): Gauge(50, 95), of("kvdir_index_max_bytes"): Gauge(100, 100)}),
     Case(
-        "KvdirQuotaNotTrusted", 35, {_of("kvdir_quota_verdict", subject="none", verdict="untrusted"): Gauge(0, 1)},
+        "KvdirQuotaNotTrusted", 35, {of("kvdir_quota_verdict", subject="none", verdict="untrusted"): Gauge(0, 1)},
         labels=LABELS | {"subject": "none"},
     ),
-    Case("KvdirCheckpointFails", 8, {_of("kvdir_checkpoints_failed_total"): Counter(0, 1)}),
+    Case("KvdirCheckpointFails", 8, {of("kvdir_checkpoints_failed_total"): Counter(0, 1)}),
     Case(
         "KvdirOpenFiles", 12,
-        {_of("process_open_fds"): Gauge(100, 900), _of("process_max_fds"): Gauge(1000, 1000), KVDIR: HERE},
+        {of("process_open_fds"): Gauge(100, 900), of("process_max_fds"): Gauge(1000, 1000), KVDIR: HERE},
     ),
 )  # fmt: skip
 
 SECURITY = (
-    Case("KvdirCertificateExpiresSoon", 10, {_of("kvdir_tls_expires_timestamp_seconds", port="grpc"): Ends(120)}),
-    Case("KvdirCertificateExpiresSoon", 10, {_of("peer_agent_tls_expires_timestamp_seconds", port="data"): Ends(120)}),
+    Case("KvdirCertificateExpiresSoon", 10, {of("kvdir_tls_expires_timestamp_seconds", port="grpc"): Ends(120)}),
+    Case("KvdirCertificateExpiresSoon", 10, {of("peer_agent_tls_expires_timestamp_seconds", port="data"): Ends(120)}),
     Case(
-        "KvdirCertificateExpired", 10, {_of("kvdir_tls_expires_timestamp_seconds", port="grpc"): Ends(-120)},
+        "KvdirCertificateExpired", 10, {of("kvdir_tls_expires_timestamp_seconds", port="grpc"): Ends(-120)},
         also=("KvdirCertificateExpiresSoon",),
     ),
     Case(
-        "KvdirCertificateExpired", 10, {_of("peer_agent_tls_expires_timestamp_seconds", port="data"): Ends(-120)},
+        "KvdirCertificateExpired", 10, {of("peer_agent_tls_expires_timestamp_seconds", port="data"): Ends(-120)},
         also=("KvdirCertificateExpiresSoon",),
     ),
-    Case("KvdirTlsFilesRefused", 8, {_of("kvdir_tls_fault"): Gauge(0, 1)}),
-    Case("KvdirTlsFilesRefused", 8, {_of("peer_agent_tls_fault"): Gauge(0, 1)}),
-    Case("KvdirPolicyRefused", 8, {_of("kvdir_policy_fault"): Gauge(0, 1)}),
-    Case("KvdirPolicyRefused", 8, {_of("peer_agent_policy_fault"): Gauge(0, 1)}),
-    Case("KvdirCallsRefused", 8, {_of("kvdir_auth_refused_total", reason="role"): Counter(0, 10)}),
-    Case("KvdirCallsRefused", 8, {_of("peer_agent_auth_refused_total", reason="tenant"): Counter(0, 10)}),
-    Case("KvdirCapabilitiesRefused", 8, {_of("peer_agent_capability_refused_total", reason="expired"): Counter(0, 10)}),
-    Case("KvdirLimitsHit", 15, {_of("kvdir_limited_total", limit="rate"): Counter(0, 5)}, labels=LABELS | {"limit": "rate"}),
-    Case("KvdirLimitsHit", 15, {_of("peer_agent_limited_total", limit="rate"): Counter(0, 5)}),
+    Case("KvdirTlsFilesRefused", 8, {of("kvdir_tls_fault"): Gauge(0, 1)}),
+    Case("KvdirTlsFilesRefused", 8, {of("peer_agent_tls_fault"): Gauge(0, 1)}),
+    Case("KvdirPolicyRefused", 8, {of("kvdir_policy_fault"): Gauge(0, 1)}),
+    Case("KvdirPolicyRefused", 8, {of("peer_agent_policy_fault"): Gauge(0, 1)}),
+    Case("KvdirCallsRefused", 8, {of("kvdir_auth_refused_total", reason="role"): Counter(0, 10)}),
+    Case("KvdirCallsRefused", 8, {of("peer_agent_auth_refused_total", reason="tenant"): Counter(0, 10)}),
+    Case("KvdirCapabilitiesRefused", 8, {of("peer_agent_capability_refused_total", reason="expired"): Counter(0, 10)}),
+    Case("KvdirLimitsHit", 15, {of("kvdir_limited_total", limit="rate"): Counter(0, 5)}, labels=LABELS | {"limit": "rate"}),
+    Case("KvdirLimitsHit", 15, {of("peer_agent_limited_total", limit="rate"): Counter(0, 5)}),
 )  # fmt: skip
 
 CASES = (*PROCESSES, *DIRECTORY, *STORE, *TRANSFERS, *CAPACITY, *SECURITY)

@@ -24,7 +24,7 @@ from kvdir.obs.definitions import DEFINITIONS
 from kvdir.obs.definitions import GROUPS as METRICS
 
 SUFFIXES = re.compile(r"_(bucket|sum|count)$")
-NOT_OURS = re.compile(r"up|ALERTS|vllm:.+|(cluster):.+")
+NOT_OURS = re.compile(r"up|ALERTS|vllm:.+|(cluster|process):.+")
 """Prometheus' own, vLLM's, and what recording rules make."""
 SHOWN_BY_THE_DEMO = (Empty.NEVER, Empty.WITH_STORE, Empty.WITHOUT_CALLS)
 

@@ -11,9 +11,10 @@ from typing import Any
 
 from deploy.monitoring.__main__ import FILES
 from deploy.monitoring.alerts import GROUPS
-from deploy.monitoring.rules import Alert
+from deploy.monitoring.alerts.security import SECURITY
+from deploy.monitoring.rules import Alert, to_yaml
 from kvdir.testing.prometheus_servers import program
-from tests.ops.rules_cases import AFTER_MIN, CASES, WELL_MIN, Case
+from tests.ops.rules_cases import AFTER_MIN, CASES, WELL_MIN, Case, of
 
 RULES = FILES / "rules.yaml"
 ALERTS = {rule.name: rule for group in GROUPS for rule in group.rules if isinstance(rule, Alert)}
@@ -53,6 +54,47 @@ def test_descriptions_have_their_values_when_alerts_fire(tmp_path: Path) -> None
     assert not [words for words in described if "<" in words or "{{" in words or "NaN" in words]
 
 
+ONCE = {
+    "peer_agent_skipped_events_total": 400,
+    "peer_agent_log_lines_dropped_total": 400,
+    "kvdir_limited_total": 400,
+    "kvdir_checkpoints_failed_total": 1,
+    "kvdir_lookup_worker_restarts_total": 2,
+    "kvdir_digest_contradictions_total": 2,
+    "kvdir_store_breaker_opened_total": 3,
+}
+"""By how much a counter may jump without waking anybody, if it does not go on."""
+
+
+def test_nobody_is_told_of_a_burst_that_is_over(tmp_path: Path) -> None:
+    """With the longest interval of scrapes that is usual: there increases are extrapolated most."""
+    series = [{"series": of(name), "values": f"0x39 {jump}x40"} for name, jump in ONCE.items()]
+    fired = 'count(count_over_time(ALERTS{alertstate="firing"}[1h])) > 0'
+    done = _promtool_test(tmp_path, RULES, "1m", series, promql_expr_test=[_check(fired, 79, none=True)])
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+HOURS = 15 * 24
+"""Longer than what the rule of certificates looks back."""
+RENEWED = ((90, 60, 15), (18, 12, 15), (7, 4.6, 15), (1, 0.6, 15), (0.25, 0.16, 15), (0.25, 0.16, 0.05), (1, 0.6, 0.1))
+"""Days: how long a certificate lives, when it is renewed, with a third left, and for how long the process has run."""
+NOT_RENEWED = ((21.5, 90, 15), (16.5, 90, 5), (15.1, 90, 1))
+
+
+def test_a_certificate_is_said_to_end_when_it_was_not_renewed_in_time(tmp_path: Path) -> None:
+    (tmp_path / "rules.yaml").write_text(to_yaml([SECURITY]))
+    at_h = range(HOURS)
+    series, checks = [], []
+    for number, (life, renewed, runs) in enumerate((*RENEWED, *NOT_RENEWED)):
+        ends = [(at - at % (24 * renewed) + 24 * life) * 3600 if at > HOURS - 24 * runs else None for at in at_h]
+        selector = _in_its_namespace(number, of("kvdir_tls_expires_timestamp_seconds", port="grpc"))
+        series.append({"series": selector, "values": _notation(ends)})
+        fired = f'count(count_over_time(ALERTS{{alertstate="firing", namespace="n{number}"}}[14d])) > bool 0'
+        checks.append(_check(fired, 60 * (HOURS - 1), none=number < len(RENEWED)))
+    done = _promtool_test(tmp_path, tmp_path / "rules.yaml", "1h", series, promql_expr_test=checks)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def _run(directory: Path, **checks: list[dict[str, Any]]) -> subprocess.CompletedProcess[str]:
     """All cases side by side."""
     series = [
@@ -60,8 +102,16 @@ def _run(directory: Path, **checks: list[dict[str, Any]]) -> subprocess.Complete
         for number, case in enumerate(CASES)
         for name, spec in case.series.items()
     ]
-    test = {"interval": "1m", "input_series": series, **checks}
-    (directory / "test.yaml").write_text(json.dumps({"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": [test]}))
+    return _promtool_test(directory, RULES, "1m", series, **checks)
+
+
+def _promtool_test(
+    directory: Path, rules: Path, interval: str, series: list[dict[str, str]], **checks: list[dict[str, Any]]
+) -> subprocess.CompletedProcess[str]:
+    """interval: of scrapes and evaluations."""
+    test = {"interval": interval, "input_series": series, **checks}
+    document = {"rule_files": [str(rules)], "evaluation_interval": interval, "tests": [test]}
+    (directory / "test.yaml").write_text(json.dumps(document))
     return promtool("test", "rules", "test.yaml", cwd=directory)
 
 

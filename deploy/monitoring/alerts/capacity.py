@@ -24,8 +24,11 @@ CAPACITY = Group(
             description="{{ $labels.instance }} does not know for sure what {{ $labels.subject }} holds.",
         ),
         Alert(
-            name="KvdirCheckpointFails", after="0m", expr="increase(kvdir_checkpoints_failed_total[15m]) > 1",
-            why="Written every minute (checkpoint_every_s). Two failures are a disk that is full or not ours.",
+            name="KvdirCheckpointFails", after="0m", expr="increase(kvdir_checkpoints_failed_total[15m]) > 1.5",
+            why=(
+                "Written every minute (checkpoint_every_s). Two failures (one is extrapolated to a little more) are a disk "
+                "that is full or not ours."
+            ),
             summary="The checkpoint cannot be written",
             description=(
                 "{{ $labels.instance }} failed {{ $value | humanize }} times within 15 minutes; a restart begins empty."

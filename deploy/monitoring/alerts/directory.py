@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from deploy.monitoring.rules import FLEET, PROCESS, Alert, Group, Severity
 
+_HEARD = f"and on ({PROCESS}, node) kvdir_stream_age_seconds < 60"
+"""Of nodes that have not gone: expire_after_s is 60 s."""
+
 DIRECTORY = Group(
     "kvdir-directory",
     (
@@ -24,21 +27,24 @@ DIRECTORY = Group(
             ),
         ),
         Alert(
-            name="KvdirPublisherBehind", after="5m", expr="increase(peer_agent_skipped_events_total[10m]) > 0",
+            name="KvdirPublisherBehind", after="5m", expr="increase(peer_agent_skipped_events_total[4m]) > 0",
             why=(
                 "Skipped events cost a sketch or a snapshot; once is a slow moment, for minutes is a coordinator that cannot "
-                "follow."
+                "follow. So the window is shorter than the wait."
             ),
             summary="A coordinator is too slow for an agent's events",
             description=(
-                "{{ $labels.instance }} gave up {{ $value | humanize }} events to {{ $labels.coordinator }} within 10 "
+                "{{ $labels.instance }} gave up {{ $value | humanize }} events to {{ $labels.coordinator }} within 4 "
                 "minutes."
             ),
         ),
         Alert(
             name="KvdirStreamUntrusted", after="10m",
-            expr=f"max by ({PROCESS}, node) (rate(kvdir_stream_untrusted_seconds_total[5m])) > 0.5",
-            why="Repairs take seconds. For ten minutes and most of the time means that none succeeds.",
+            expr=f"max by ({PROCESS}, node) (rate(kvdir_stream_untrusted_seconds_total[5m])) > 0.5\n{_HEARD}",
+            why=(
+                "Repairs take seconds. For ten minutes and most of the time means that none succeeds. A node that is silent "
+                "has ended or is cut off, which KvdirAgentDown says, or KvdirPublisherNotConnected."
+            ),
             summary="What is known of a node is not trusted",
             description=(
                 "{{ $labels.instance }} could not trust the sums of {{ $labels.node }} for {{ $value | humanizePercentage }} "
@@ -47,7 +53,7 @@ DIRECTORY = Group(
         ),
         Alert(
             name="KvdirGapNotRepaired", after="5m",
-            expr=f"max by ({PROCESS}, node) (kvdir_stream_missing_events) > 0",
+            expr=f"max by ({PROCESS}, node) (kvdir_stream_missing_events) > 0\n{_HEARD}",
             why="A replay is asked for at once, a snapshot after seconds; five minutes are several rounds of each.",
             summary="Lost events are not repaired",
             description="{{ $labels.instance }} misses {{ $value }} events of {{ $labels.node }}.",
@@ -69,7 +75,7 @@ DIRECTORY = Group(
             ),
         ),
         Alert(
-            name="KvdirDigestContradictions", after="0m", expr="increase(kvdir_digest_contradictions_total[1h]) > 2",
+            name="KvdirDigestContradictions", after="0m", expr="increase(kvdir_digest_contradictions_total[1h]) > 2.5",
             why="They are repaired, but must not happen: nothing was lost, and the two ends differ. Twice may be two restarts.",
             summary="A stream is wrong although nothing was lost",
             description="{{ $labels.instance }} found {{ $value | humanize }} contradictions within an hour. Please report it.",

@@ -1,11 +1,13 @@
 """Ratios that alerts, dashboards of others and questions by hand need again and again, over five minutes.
 
 A ratio is absent while its denominator is 0: no traffic is neither good nor bad.
+A process that is down is remembered for as long as its target is scraped: its alert stays until it is back or taken out. The
+hour is for a Prometheus that starts anew.
 """
 
 from __future__ import annotations
 
-from deploy.monitoring.rules import FLEET, Group, Record
+from deploy.monitoring.rules import FLEET, PROCESS, Group, Record, seen
 
 
 def _rate(metric: str, matchers: str = "") -> str:
@@ -16,11 +18,18 @@ def _share(part: str, whole: str) -> str:
     return f"{part}\n/\n({whole} > 0)"
 
 
+def _seen(info: str) -> Record:
+    down = f"(group by ({PROCESS}) (up == 0) and on ({PROCESS}) {seen(info)})"
+    return Record(name=seen(info), expr=f"group by ({PROCESS}) (last_over_time({info}[1h]))\nor\n{down}")
+
+
 _BLOCKS = _rate("peer_agent_load_blocks_total")
 
 RECORDED = Group(
     "kvdir-recorded",
     (
+        _seen("kvdir_build_info"),
+        _seen("peer_agent_build_info"),
         Record(
             name="cluster:peer_agent_load_hits:ratio_rate5m",
             expr=_share(_rate("peer_agent_load_blocks_total", 'status=~"hit_local|hit_peer"'), _BLOCKS),

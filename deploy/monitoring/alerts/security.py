@@ -15,7 +15,8 @@ def _both(expression: Callable[[str], str]) -> str:
 def _expires_soon(prefix: str) -> str:
     ends = f"{prefix}_tls_expires_timestamp_seconds"
     left = f"({ends} > 0) - time()"
-    return f"({left} < 7 * 86400 and changes({ends}[1d]) == 0) or ({left} < 900)"
+    late = [f"({left} < {days} * 86400 and {ends} == {ends} offset {24 * 2 * days:g}h)" for days in (7, 2, 0.25)]
+    return "\nor\n".join((*late, f"({left} < 900)"))
 
 
 _UNWELL = 'reason!~"epoch|ended"'
@@ -27,8 +28,8 @@ SECURITY = Group(
         Alert(
             name="KvdirCertificateExpiresSoon", after="5m", expr=_both(_expires_soon),
             why=(
-                "A certificate of months that has a week left was not renewed. One of hours has always less than a week, but "
-                "changes every day; with a quarter of an hour left it is late too."
+                "Whoever renews does so with a third of the life left: what has a week left, and was the same two weeks ago, "
+                "was not renewed. Two days and six hours are for shorter lives, and for processes that have not run so long."
             ),
             summary="A certificate is about to end",
             description="The {{ $labels.port }} certificate of {{ $labels.instance }} ends in {{ $value | humanizeDuration }}.",
@@ -76,7 +77,7 @@ SECURITY = Group(
         ),
         Alert(
             name="KvdirLimitsHit", after="10m",
-            expr=_both(lambda prefix: f"sum by ({PROCESS}, limit) (increase({prefix}_limited_total[10m])) > 0"),
+            expr=_both(lambda prefix: f"sum by ({PROCESS}, limit) (increase({prefix}_limited_total[5m])) > 0"),
             why="Limits protect against one client that asks too much; ten minutes of it is too small a limit, or that client.",
             summary="A limit refuses calls",
             description="{{ $labels.instance }} refused {{ $value | humanize }} calls for the limit of {{ $labels.limit }}.",

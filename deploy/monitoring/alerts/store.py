@@ -25,7 +25,7 @@ STORE = Group(
         ),
         Alert(
             name="KvdirStoreBreakerOpens", after="0m",
-            expr="increase(kvdir_store_breaker_opened_total[10m]) > 3 or min_over_time(kvdir_store_breaker_open[2m]) == 1",
+            expr="increase(kvdir_store_breaker_opened_total[10m]) > 3.5 or min_over_time(kvdir_store_breaker_open[2m]) == 1",
             why="A fail-over opens it once. More often, or for minutes, is a store that is too slow (store_lookup_s).",
             summary="Lookups do not ask the store, because it is slow",
             description="{{ $labels.instance }} answers lookups without hits, to keep them quick.",

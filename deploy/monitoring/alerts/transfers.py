@@ -29,8 +29,15 @@ TRANSFERS = Group(
             description="{{ $labels.instance }} reads {{ $value }} peers by another plane than the first that both sides have.",
         ),
         Alert(
-            name="KvdirLateBlocks", after="10m", expr="cluster:peer_agent_load_late:ratio_rate5m > 0.05",
-            why="The planner leaves out what cannot come in time; when one block in twenty is late all the same, it is wrong.",
+            name="KvdirLateBlocks", after="10m",
+            expr=(
+                "cluster:peer_agent_load_late:ratio_rate5m > 0.05\n"
+                f'and on ({FLEET}) sum by ({FLEET}) (rate(peer_agent_load_blocks_total{{status=~"hit_peer|late"}}[5m])) > 1'
+            ),
+            why=(
+                "The planner leaves out what cannot come in time; when one block in twenty is late all the same, it is wrong. "
+                "Few blocks say nothing."
+            ),
             summary="Blocks come after the deadline",
             description="{{ $value | humanizePercentage }} of the blocks from other nodes were late and recomputed.",
         ),

@@ -9,6 +9,7 @@ from deploy.monitoring.boards.words import (
     NAMESPACE,
     SAME_PROCESS,
     node_total,
+    of_one,
     quantile,
     rate,
     share,
@@ -72,8 +73,8 @@ _INDEX = Row(
             title="Forgotten for want of room a second", empty=Empty.WITH_STORE, width=6,
             good="0, or the index is smaller than the fleet's memory on purpose.",
             queries=[
-                Query(rate("kvdir_index_evicted_blocks_total", COORDINATOR), "evicted from the index"),
-                Query(rate("kvdir_orphan_blocks_forgotten_total", COORDINATOR), "of nodes that are gone"),
+                Query(of_one("kvdir_index_evicted_blocks_total", COORDINATOR), "evicted from the index"),
+                Query(of_one("kvdir_orphan_blocks_forgotten_total", COORDINATOR), "of nodes that are gone"),
             ],
         ),
         Panel(

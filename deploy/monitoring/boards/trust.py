@@ -8,6 +8,7 @@ from deploy.monitoring.boards.words import (
     COORDINATORS,
     FLEET,
     NAMESPACE,
+    of_one,
     quantile,
     rate,
     share,
@@ -24,8 +25,11 @@ _TRUST = Row(
     (
         Panel(
             title="Streams by state", width=8, stacked=True,
-            good="All synced. A gap is repaired in seconds; stale is a node that is silent, fenced one that was replaced.",
-            queries=[Query(total("kvdir_streams", COORDINATOR, by="state"), "{{state}}")],
+            good=(
+                "All synced. A gap is repaired in seconds; stale is a node that is silent, fenced one that was replaced or "
+                "said goodbye. The mean of the coordinators chosen."
+            ),
+            queries=[Query(f'avg by (state) ({total("kvdir_streams", COORDINATOR, by="instance, state")})', "{{state}}")],
             colours={"synced": "semi-dark-green", "gap": "semi-dark-orange", "repairing": "semi-dark-yellow",
                      "stale": "semi-dark-red", "fenced": "#6e7681"},
         ),
@@ -48,13 +52,13 @@ _REPAIRS = Row(
     (
         Panel(
             title="Events lost and not repaired", width=6, good="0; anything else goes back to 0 within seconds.",
-            queries=[Query(total("kvdir_stream_missing_events", COORDINATOR), "missing now")],
+            queries=[Query(total("kvdir_stream_missing_events", COORDINATOR, by="instance"), "at {{instance}}")],
         ),
         Panel(
             title="Holes in streams a second", empty=Empty.WITH_STORE, width=6, good="0 on a sound network.",
             queries=[
-                Query(rate("kvdir_gaps_total", COORDINATOR), "holes"),
-                Query(rate("kvdir_digest_contradictions_total", COORDINATOR), "wrong without a hole"),
+                Query(of_one("kvdir_gaps_total", COORDINATOR), "holes"),
+                Query(of_one("kvdir_digest_contradictions_total", COORDINATOR), "wrong without a hole"),
             ],
             colours={"holes": "semi-dark-orange", "wrong without a hole": "semi-dark-red"},
         ),
@@ -62,8 +66,8 @@ _REPAIRS = Row(
             title="Repairs a second", empty=Empty.WITH_STORE, width=6,
             good="As many done as asked for: replays are cheap, snapshots are not.",
             queries=[
-                Query(rate("kvdir_repairs_total", COORDINATOR, by="kind", where='outcome="done"'), "{{kind}} done"),
-                Query(rate("kvdir_repairs_total", COORDINATOR, by="kind", where='outcome="failed"'), "{{kind}} failed"),
+                Query(of_one("kvdir_repairs_total", COORDINATOR, by="kind", where='outcome="done"'), "{{kind}} done"),
+                Query(of_one("kvdir_repairs_total", COORDINATOR, by="kind", where='outcome="failed"'), "{{kind}} failed"),
             ],
         ),
         Panel(
@@ -79,11 +83,11 @@ _REPAIRS = Row(
         Panel(
             title="Bytes for repairs", empty=Empty.WITH_STORE, width=6, unit="Bps",
             good="Far below what the events themselves take.",
-            queries=[Query(rate("kvdir_repair_bytes_total", COORDINATOR, by="kind"), "{{kind}}")],
+            queries=[Query(of_one("kvdir_repair_bytes_total", COORDINATOR, by="kind"), "{{kind}}")],
         ),
         Panel(
             title="Proofs a second", empty=Empty.WITH_STORE, width=6, good="One a node and heartbeat: both ends hold the same.",
-            queries=[Query(rate("kvdir_digest_proofs_total", COORDINATOR), "streams proven equal")],
+            queries=[Query(of_one("kvdir_digest_proofs_total", COORDINATOR), "streams proven equal")],
         ),
         Panel(
             title="Refused a second", width=6, good="0. Else somebody publishes what makes no sense; the log says who.",
@@ -96,8 +100,8 @@ _REPAIRS = Row(
         Panel(
             title="Events a second", width=6, good="Follows what engines store and evict.",
             queries=[
-                Query(rate("kvdir_events_applied_total", COORDINATOR), "events"),
-                Query(rate("kvdir_batches_total", COORDINATOR), "in batches"),
+                Query(rate("kvdir_events_applied_total", COORDINATOR, by="instance"), "events at {{instance}}"),
+                Query(rate("kvdir_batches_total", COORDINATOR, by="instance"), "batches at {{instance}}"),
             ],
         ),
     ),
@@ -195,7 +199,7 @@ _STORE = Row(
             good="0: lookups without an answer, keys that it evicted, parts found missing.",
             queries=[
                 Query(rate("kvdir_lookups_without_store_total", COORDINATOR), "lookups without it a second"),
-                Query(rate("kvdir_store_evicted_total", COORDINATOR), "keys evicted a second"),
+                Query(of_one("kvdir_store_evicted_total", COORDINATOR), "keys evicted a second"),
                 Query(rate("kvdir_store_lost_buckets_total", COORDINATOR), "parts missing a second"),
             ],
         ),

@@ -27,6 +27,12 @@ def rate(metric: str, scope: str, *, by: str = "", where: str = "") -> str:
     return f"sum{_by(by)} (rate({metric}{{{_and(scope, where)}}}[$__rate_interval]))"
 
 
+def of_one(metric: str, scope: str, *, by: str = "", where: str = "") -> str:
+    """A second, at the coordinator that counts most: agents tell all coordinators the same, so a sum would count it twice."""
+    each = rate(metric, scope, by=", ".join(filter(None, ("instance", by))), where=where)
+    return f"max{_by(by)} ({each})"
+
+
 def total(metric: str, scope: str, *, by: str = "", where: str = "", over: str = "sum") -> str:
     """A gauge, summed, or by another aggregation."""
     return f"{over}{_by(by)} ({metric}{{{_and(scope, where)}}})"
