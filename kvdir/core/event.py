@@ -97,6 +97,8 @@ class ReadSource(NamedTuple):
 
 READ_SOURCES = 8
 """Peers that a heartbeat names at most."""
+MAX_SOURCE_NAME = 253
+"""Characters; a peer of a longer name is not told of."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from kvdir.core.directory import Hello
 from kvdir.core.effects import RequestSketch
 from kvdir.core.event import (
+    MAX_SOURCE_NAME,
     NO_DOUBT,
     READ_SOURCES,
     Batch,
@@ -125,7 +126,11 @@ def decode_reads(reads: events_pb2.ReadFigures) -> ReadFigures:
         late=reads.late_blocks,
         skipped=reads.skipped_blocks,
         read_bytes=reads.read_bytes,
-        sources=tuple(ReadSource(item.node, item.blocks, item.bytes) for item in reads.sources[:READ_SOURCES]),
+        sources=tuple(
+            ReadSource(item.node, item.blocks, item.bytes)
+            for item in reads.sources[:READ_SOURCES]
+            if len(item.node) <= MAX_SOURCE_NAME
+        ),
     )
 
 

@@ -58,9 +58,11 @@ def fleet_copy(nodes: int, *, now_s: float = 100.0, names: Sequence[str] = (), m
 class FleetSource:
     """PageSource over such a fleet. copies: how often one was asked for."""
 
-    def __init__(self, nodes: int, *, names: Sequence[str] = (), model: str = MODEL, seed: int = 0) -> None:
+    def __init__(
+        self, nodes: int, *, names: Sequence[str] = (), model: str = MODEL, seed: int = 0, life: str = "fleet"
+    ) -> None:
         self._rng = random.Random(seed)
-        self._copy = fleet_copy(nodes, now_s=time.monotonic(), names=names, model=model)
+        self._copy = replace(fleet_copy(nodes, now_s=time.monotonic(), names=names, model=model), life=life)
         self._notes: list[StoryEntry] = []
         self._noted = 0
         self.copies = 0
@@ -144,16 +146,16 @@ def _moved(view: NodeView, rng: random.Random, now_s: float) -> NodeView:
 
 @contextlib.contextmanager
 def page_server(
-    source: PageSource, *, max_viewers: int = MAX_VIEWERS, interval_s: float = INTERVAL_S, busy: float = BUSY
+    source: PageSource, *, max_viewers: int = MAX_VIEWERS, interval_s: float = INTERVAL_S, busy: float = BUSY, port: int = 0
 ) -> Iterator[str]:
-    """The page of that source on a free loopback port, with a loop of its own in another thread. Yields its URL."""
+    """The page of that source on loopback, with a loop of its own in another thread. port: 0 is a free one. Yields its URL."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="page-source", daemon=True)
     thread.start()
     feed = Feed(source, loop, max_viewers=max_viewers, interval_s=interval_s, busy=busy)
     routes = PageRoutes(feed, Answers(source, loop))
     try:
-        side = HttpSide(("127.0.0.1", 0), CoordinatorMetrics(), alive=str, ready=str, further=routes)
+        side = HttpSide(("127.0.0.1", port), CoordinatorMetrics(), alive=str, ready=str, further=routes)
         try:
             yield f"http://127.0.0.1:{side.address[1]}/"
         finally:

@@ -23,7 +23,7 @@ from kvdir.client.aio import DirectoryClient
 from kvdir.fingerprint import Fingerprints
 from kvdir.namespace import Namespace
 from peer_agent.client import aio
-from peer_agent.demo.cluster import arena_directory
+from peer_agent.demo.cluster import SHARED_MEMORY, locked_directory
 from peer_agent.demo.content import Content
 from peer_agent.demo.processes import Child
 from peer_agent.memory.layout import SUPERBLOCK_BYTES, stride_bytes
@@ -127,7 +127,7 @@ async def bench_nodes(*, block_bytes: int) -> AsyncIterator[Nodes]:
     namespace = bench_namespace(block_bytes)
     fields = json.loads(namespace.canonical())
     del fields["version"]
-    with tempfile.TemporaryDirectory(prefix="kvdir-bench-") as work, arena_directory() as arenas:
+    with tempfile.TemporaryDirectory(prefix="kvdir-bench-") as work, locked_directory(SHARED_MEMORY) as arenas:
         (Path(work) / "namespace.json").write_text(json.dumps(fields))
         async with contextlib.AsyncExitStack() as stack:
             arguments = ["-m", "kvdir", "serve", "--listen", "127.0.0.1:0", "--http-listen", "", "--output", "json"]

@@ -1,7 +1,7 @@
 """The demo's cluster: coordinators and agents as real processes on free loopback ports, arenas in a directory of its own.
 
 Rules: everything it made is gone when the block ends, however it ends: processes by their pid, arenas with their directory.
-What a killed demo left behind in shared memory is removed by the next one, which knows by a file lock that nobody uses it.
+What a killed demo left behind is removed by the next one, which knows by a file lock that nobody uses it.
 Memory is checked before anything is started. Does not: send requests.
 """
 
@@ -180,13 +180,14 @@ class DemoCluster:
 @contextlib.asynccontextmanager
 async def demo_cluster(plan: ClusterPlan) -> AsyncIterator[DemoCluster]:
     """A running cluster. NoSpace before anything is started, if the arenas cannot fit."""
-    remove_leftovers()
+    remove_leftovers(SHARED_MEMORY)
+    remove_leftovers(Path(tempfile.gettempdir()))
     refuse_without_room(plan)
     with (
-        tempfile.TemporaryDirectory(prefix="kvdir-demo-") as work,
-        arena_directory() as arenas,
+        locked_directory(Path(tempfile.gettempdir())) as work,
+        locked_directory(SHARED_MEMORY) as arenas,
     ):
-        cluster = DemoCluster(plan, work=Path(work), arenas=arenas)
+        cluster = DemoCluster(plan, work=work, arenas=arenas)
         try:
             await cluster.start()
             yield cluster
@@ -211,8 +212,8 @@ def refuse_without_room(plan: ClusterPlan, *, free_bytes: int | None = None) -> 
 
 
 @contextlib.contextmanager
-def arena_directory(parent: Path = SHARED_MEMORY) -> Iterator[Path]:
-    """A new directory for arenas, removed at the end; its lock is held as long as this process lives (flock(2))."""
+def locked_directory(parent: Path) -> Iterator[Path]:
+    """A new directory, removed at the end; its lock is held as long as this process lives (flock(2))."""
     with tempfile.TemporaryDirectory(prefix=f"{DIRECTORY_PREFIX}{os.getpid()}-", dir=parent) as name:
         lock = os.open(Path(name) / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -222,8 +223,8 @@ def arena_directory(parent: Path = SHARED_MEMORY) -> Iterator[Path]:
             os.close(lock)
 
 
-def remove_leftovers(parent: Path = SHARED_MEMORY) -> None:
-    """Removes arenas of demos that have ended without doing so. One without a lock file is being made right now, or empty."""
+def remove_leftovers(parent: Path) -> None:
+    """Removes those of demos that have ended without doing so. One without a lock file is being made right now, or empty."""
     for path in parent.glob(f"{DIRECTORY_PREFIX}*"):
         with contextlib.suppress(OSError):
             lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CLOEXEC)

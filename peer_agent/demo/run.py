@@ -73,12 +73,17 @@ def run_demo(
 
 
 def until_terminated(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Runs it; SIGTERM cancels it as Ctrl-C does, with everything cleaned up, and then CancelledError is raised."""
+    """Runs it; SIGTERM, or the end of its terminal, cancels it as Ctrl-C does, with everything cleaned up, and then
+    CancelledError is raised. Told again, it goes on cleaning up, which takes a bounded time.
+    """
 
     async def main() -> T:
         task = asyncio.current_task()
         assert task is not None
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup(1) has it
+                loop.add_signal_handler(number, lambda: task.cancelling() or task.cancel())
         return await work()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

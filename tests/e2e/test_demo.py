@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import pytest
 
 from kvdir.client.aio import DirectoryClient
 from kvdir.testing.wait import eventually
-from peer_agent.demo.cluster import SHARED_MEMORY, arena_directory, remove_leftovers
+from peer_agent.demo.cluster import SHARED_MEMORY, locked_directory, remove_leftovers
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -165,13 +166,17 @@ def _gone(processes: list[psutil.Process]) -> bool:
     return not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
 
 
+def _left(pid: int) -> list[Path]:
+    return [path for parent in (SHARED_MEMORY, Path(tempfile.gettempdir())) for path in parent.glob(f"kvdir-demo-{pid}-*")]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_everything_ends_when_the_demo_is_interrupted(trace: Path, number: signal.Signals) -> None:
     async with running(trace) as demo:
         children = demo.children()
         demo.send_signal(number)
         await eventually(lambda: _gone([demo, *children]), within_s=60, what="demo and children have ended")
-        assert not list(SHARED_MEMORY.glob(f"kvdir-demo-{demo.pid}-*"))
+        assert not _left(demo.pid)
 
 
 async def test_it_serves_until_it_is_told_to_stop_when_held(trace: Path) -> None:
@@ -194,7 +199,7 @@ async def test_it_serves_until_it_is_told_to_stop_when_held(trace: Path) -> None
         rest, words = await process.communicate()
     assert (process.returncode, rest) == (0, b"")
     assert b"were hits" in words
-    assert not list(SHARED_MEMORY.glob(f"kvdir-demo-{process.pid}-*"))
+    assert not _left(process.pid)
 
 
 async def test_children_end_and_the_next_demo_cleans_up_when_the_demo_is_killed(trace: Path) -> None:
@@ -202,9 +207,10 @@ async def test_children_end_and_the_next_demo_cleans_up_when_the_demo_is_killed(
         children = demo.children()
         demo.kill()
         await eventually(lambda: _gone(children), within_s=60, what="children have ended with their parent")
-    (left,) = SHARED_MEMORY.glob(f"kvdir-demo-{demo.pid}-*")
-    with arena_directory() as living:
-        remove_leftovers()
-        assert not left.exists()
-        assert living.exists()
-    assert not living.exists()
+    for parent in (SHARED_MEMORY, Path(tempfile.gettempdir())):
+        (left,) = parent.glob(f"kvdir-demo-{demo.pid}-*")
+        with locked_directory(parent) as living:
+            remove_leftovers(parent)
+            assert not left.exists()
+            assert living.exists()
+        assert not living.exists()

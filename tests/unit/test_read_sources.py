@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvdir.core.event import Heartbeat, HeartbeatFigures, ReadFigures, ReadSource
+from kvdir.core.event import MAX_SOURCE_NAME, Heartbeat, HeartbeatFigures, ReadFigures, ReadSource
 from kvdir.rpc.event_codec import decode_heartbeat, decode_reads, encode_heartbeat, encode_reads
 from peer_agent.core.effects import LoadStatus
 from peer_agent.core.read_sources import ReadSources
@@ -43,3 +43,8 @@ def test_reads_are_equal_after_they_travelled_in_a_heartbeat() -> None:
 def test_only_so_many_sources_are_believed_as_a_heartbeat_may_name() -> None:
     many = tuple(ReadSource(f"n{number}", 1, 1) for number in range(100))
     assert decode_reads(encode_reads(replace(ReadFigures(), sources=many))).sources == many[:8]
+
+
+def test_a_peer_whose_name_is_no_name_is_not_told_of() -> None:
+    sources = (ReadSource("a" * MAX_SOURCE_NAME, 1, 1), ReadSource("b" * (MAX_SOURCE_NAME + 1), 1, 1))
+    assert decode_reads(encode_reads(ReadFigures(sources=sources))).sources == sources[:1]

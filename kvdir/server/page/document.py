@@ -72,7 +72,7 @@ def document(copy: Copy, point: Point | None, *, number: int, viewers: int) -> d
         "coordinator": _coordinator(copy),
         "states": states,
         "tiers": {name: item.figures for name, item in tiers.items()},
-        "used_bytes": sum(view.used_bytes.value for view in live),
+        "used_bytes": _used(live),
         "capacity_bytes": sum(view.capacity_bytes.value for view in live),
         "point": point,
         "nodes": [_node(view, copy) for view in copy.nodes],
@@ -82,6 +82,13 @@ def document(copy: Copy, point: Point | None, *, number: int, viewers: int) -> d
         "noted": copy.noted,
         "lookups": [recent_document(item, now_s=copy.now_s) for item in copy.lookups],
     }
+
+
+def _used(live: list[NodeView]) -> Figure:
+    """Each node's is its own statement: of a node that is not heard it is an old one."""
+    old = next((view.trust for view in live if view.trust.state is StreamState.STALE), None)
+    why = f"{old.node}: as of {old.age_s:.0f} s ago" if old is not None else ""
+    return sum(view.used_bytes.value for view in live), why
 
 
 def _coordinator(copy: Copy) -> dict[str, Any]:

@@ -101,6 +101,7 @@ class Feed:
         self._rates = Rates()
         self._number = 0
         self._due_s = 0.0
+        self._soonest_s = 0.0
         self.cost_s = 0.0
         """Of the newest picture, in this thread and on the loop."""
         self._selector = selectors.DefaultSelector()
@@ -173,11 +174,12 @@ class Feed:
             self._picture()
 
     def _welcome(self, connection: socket.socket) -> None:
-        """The picture that everybody gets next comes at once."""
+        """The picture that everybody gets next comes at once, but no sooner than BUSY allows: windows that come and go all the
+        time cost no more than one that stays."""
         viewer = _Viewer(connection, time.monotonic())
         self._viewers.add(viewer)
         self._selector.register(connection, selectors.EVENT_READ, viewer)
-        self._due_s = 0.0
+        self._due_s = self._soonest_s
         self._send(viewer, _HEAD + _event("history", list(self._rates.points)))
 
     def _picture(self) -> None:
@@ -186,7 +188,8 @@ class Feed:
         for viewer in tuple(self._viewers):
             self._send(viewer, event)
         self.cost_s = time.monotonic() - began_s
-        self._due_s = began_s + max(self._interval_s, self.cost_s / self._busy)
+        self._soonest_s = began_s + self.cost_s / self._busy
+        self._due_s = max(self._soonest_s, began_s + self._interval_s)
 
     def _send(self, viewer: _Viewer, event: bytes) -> None:
         if viewer.offer(event, time.monotonic()):

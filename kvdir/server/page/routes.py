@@ -1,14 +1,15 @@
 """The page's paths on the HTTP side: /, its assets, the stream of pictures, and the questions it asks.
 
 Rules: it shows every tenant, so it is for whoever may read this machine's loopback (or is let through to it, as kubectl
-port-forward does), and for nobody else: requests that come under another name, or from another site's page, are refused; the
-browser is told to load nothing from elsewhere and to run no script but the page's own. Reads only: nothing here changes
-anything.
+port-forward does), and for nobody else: requests that come under another name, or from another site's page, are refused (but
+for a link to / that somebody follows, which shows that site nothing); the browser is told to load nothing from elsewhere and
+to run no script but the page's own. Reads only: nothing here changes anything.
 """
 
 from __future__ import annotations
 
 import mimetypes
+import time
 import urllib.parse
 from collections.abc import Callable
 from email.message import Message
@@ -26,6 +27,7 @@ from kvdir.server.page.answers import Answers
 from kvdir.server.page.feed import Feed
 
 MAX_BODY_BYTES = 512 * 2**10
+BODY_S = 5.0
 _JSON = "application/json"
 _TEXT = "text/plain; charset=utf-8"
 HEADERS = {
@@ -49,7 +51,7 @@ class PageRoutes:
 
     def __call__(self, request: BaseHTTPRequestHandler) -> None:
         path, _, query = request.path.partition("?")
-        fault = host_fault(request.headers.get("Host")) or _site_fault(request.headers)
+        fault = host_fault(request.headers.get("Host")) or ("" if _is_link(request, path) else _site_fault(request.headers))
         if fault:
             self._send(request, HTTPStatus.FORBIDDEN, _TEXT, f"{fault}\n".encode())
         elif request.command == "POST":
@@ -73,7 +75,7 @@ class PageRoutes:
         elif int(length) > MAX_BODY_BYTES:
             self._send(request, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, _TEXT, f"at most {MAX_BODY_BYTES} bytes\n".encode())
         else:
-            body = request.rfile.read(int(length))
+            body = _body(request, int(length))
             self._answer(request, lambda: self._answers.explain(body))
 
     def _answer(self, request: BaseHTTPRequestHandler, answer: Callable[[], dict[str, Any]]) -> None:
@@ -112,6 +114,27 @@ class PageRoutes:
         request.send_header("Connection", "close")
         for name, value in HEADERS.items():
             request.send_header(name, value)
+
+
+def _body(request: BaseHTTPRequestHandler, length: int) -> bytes:
+    """Whole within BODY_S, however it comes. Raises TimeoutError, ConnectionError: the connection closes without an answer."""
+    body, until_s = bytearray(), time.monotonic() + BODY_S
+    while len(body) < length:
+        request.connection.settimeout(max(0.001, until_s - time.monotonic()))
+        part = request.rfile.read1(length - len(body))
+        if not part:
+            raise ConnectionResetError
+        body += part
+    request.connection.settimeout(BODY_S)
+    return bytes(body)
+
+
+def _is_link(request: BaseHTTPRequestHandler, path: str) -> bool:
+    """Whether somebody comes here by a link, say in a chat or a dashboard: to a window of its own, of which no other site sees
+    anything. Source: W3C Fetch Metadata; our Cross-Origin-Opener-Policy.
+    """
+    kind = (request.headers.get("Sec-Fetch-Mode"), request.headers.get("Sec-Fetch-Dest"))
+    return request.command == "GET" and path == "/" and kind == ("navigate", "document")
 
 
 def _site_fault(headers: Message) -> str:

@@ -79,6 +79,23 @@ def test_nobody_who_came_by_another_name_is_answered(address: tuple[str, int], p
     assert ask(address, "HEAD", path, Host=f"localhost:{address[1]}")[0] == 200
 
 
+def test_a_link_from_elsewhere_opens_the_page_and_shows_that_site_nothing(address: tuple[str, int]) -> None:
+    came = {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "navigate", "Sec_Fetch_Dest": "document"}
+    status, headers, _ = ask(address, "GET", "/", **came)
+    assert (status, headers["Cross-Origin-Opener-Policy"]) == (200, "same-origin")
+    assert ask(address, "GET", "/", **{**came, "Sec_Fetch_Dest": "iframe"})[0] == 403
+    assert ask(address, "GET", "/page/events", **came)[0] == 403
+    assert ask(address, "GET", "/", **came, Host="evil.example")[0] == 403
+
+
+def test_a_body_that_does_not_come_keeps_no_thread(address: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvdir.server.page.routes.BODY_S", 0.1)
+    head = f"POST /page/explain HTTP/1.1\r\nHost: {address[0]}\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n"
+    with socket.create_connection(address, timeout=30) as asker:
+        asker.sendall(f"{head}{{".encode())
+        assert asker.recv(1) == b"", "closed, and nothing answered"
+
+
 def test_questions_are_of_the_page_itself_bounded_and_read_only(address: tuple[str, int]) -> None:
     json_kind = {"Content_Type": "application/json"}
     question = json.dumps({"text": "00" * 32}).encode()
@@ -132,6 +149,24 @@ async def test_a_viewer_that_reads_nothing_misses_pictures_and_holds_nobody_up()
     finally:
         slow.close()
         other.close()
+        await feed.close()
+
+
+async def test_viewers_that_come_and_go_cost_no_more_pictures_than_one_that_stays() -> None:
+    source = FleetSource(3)
+    feed = Feed(source, asyncio.get_running_loop(), interval_s=0.001, busy=1e-5)
+    first, first_end = socket.socketpair()
+    try:
+        assert feed.join(first_end)
+        assert await asyncio.to_thread(numbers, first, count=1) == [1]
+        for _ in range(5):
+            ours, theirs = socket.socketpair()
+            with ours:
+                assert feed.join(theirs)
+                assert await asyncio.to_thread(ours.recv, 64), "told what was before"
+        assert source.copies == 1
+    finally:
+        first.close()
         await feed.close()
 
 

@@ -28,6 +28,19 @@ export function setAttribute(element, name, value) {
   }
 }
 
+// Puts new content into a box that is drawn anew every second. What somebody has the focus on keeps it: the button of the same text
+// and place in it. What somebody marks, to copy it, stays until it is unmarked.
+export function swap(box, ...children) {
+  const marked = document.getSelection();
+  if (!marked.isCollapsed && marked.containsNode(box, true)) return;
+  const had = box.contains(document.activeElement) && document.activeElement !== box ? document.activeElement : null;
+  const same = () => [...box.querySelectorAll(had.tagName)].filter((one) => one.textContent === had.textContent);
+  const at = had ? same().indexOf(had) : 0;
+  box.replaceChildren(...children);
+  const now = had && (same()[at] || same()[0]);
+  if (now) now.focus({ preventScroll: true });
+}
+
 // Shape before colour: a disc is whole, half of one lacks something, an arc is being repaired, a ring is silent, a cross is out.
 const SHAPES = {
   synced: ["circle", { cx: 6, cy: 6, r: 4.5, class: "full" }],

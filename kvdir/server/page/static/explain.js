@@ -1,6 +1,6 @@
 // The lookup explainer: who is said to hold pasted blocks, position by position, and who is left out; or what became of a request.
-import { $, el, stateIcon, table } from "./dom.js";
-import { count, share, span } from "./format.js";
+import { $, el, figureOf, stateIcon, swap, table } from "./dom.js";
+import { count, figure, share, span } from "./format.js";
 
 export class Explainer {
   constructor(open) {
@@ -23,7 +23,7 @@ export class Explainer {
       body.replaceChildren(el("p", { class: "dim" }, workers ? `None: ${workers} lookup workers answer, and keep no list.` : "None yet. Agents with a replica look up in that, without a call."));
       return;
     }
-    body.replaceChildren(table(["", "request", "blocks #", "named #", "nodes"], picture.lookups.map((item) => [
+    swap(body, table(["", "request", "blocks #", "named #", "nodes"], picture.lookups.map((item) => [
       el("span", { class: "dim" }, `${span(item.age_s)} ago`),
       this.name(item),
       count(item.asked),
@@ -94,12 +94,13 @@ export class Explainer {
 
   claim(item, claim, number) {
     const tiers = Object.entries(claim.tiers).map(([tier, many]) => `${count(many)} ${tier}`).join(", ");
+    const blocks = [claim.blocks, claim.state === "synced" ? "" : claim.reason || claim.state];
     const left = claim.left_out ? `left out: ${claim.left_out}` : claim.reason || (claim.confirmed === 1 ? "confirmed by the owner in sum" : `${share(claim.confirmed, 1)} of its entries confirmed by the owner`);
     return [
       el("button", { type: "button", class: "link", onclick: () => this.open(claim.node) }, claim.node),
       el("span", { class: "nowrap" }, stateIcon(claim.state), ` ${claim.state}`),
       span(claim.age_s),
-      el("span", { title: tiers }, count(claim.blocks)),
+      el("span", { title: tiers }, figureOf(blocks, figure(blocks))),
       strip(item, number, Boolean(claim.left_out)),
       el("span", { class: claim.left_out ? "differs" : "dim" }, left),
     ];

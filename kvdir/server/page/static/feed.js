@@ -2,6 +2,7 @@
 
 const FIRST_RETRY_MS = 1000;
 const LAST_RETRY_MS = 10000;
+const SILENT_MS = 45000; // longer than the slowest coordinator takes between two pictures; a way that is cut says nothing
 
 export class Feed {
   // on: {picture, history, stuck, state}; state is "live", "lost" or "hidden", with words.
@@ -11,6 +12,8 @@ export class Feed {
     this.source = null;
     this.retryMs = FIRST_RETRY_MS;
     this.timer = 0;
+    this.heardMs = 0;
+    setInterval(() => this.source && Date.now() - this.heardMs > SILENT_MS && this.again(), FIRST_RETRY_MS);
     document.addEventListener("visibilitychange", () => this.look());
     this.look();
   }
@@ -24,19 +27,27 @@ export class Feed {
     clearTimeout(this.timer);
     const source = new EventSource(this.url);
     this.source = source;
+    this.heardMs = Date.now();
     source.addEventListener("picture", (event) => {
       this.retryMs = FIRST_RETRY_MS;
+      this.heardMs = Date.now();
       this.on.picture(JSON.parse(event.data));
     });
     source.addEventListener("history", (event) => this.on.history(JSON.parse(event.data)));
-    source.addEventListener("stuck", (event) => this.on.stuck(JSON.parse(event.data).words));
-    source.addEventListener("error", () => {
-      if (this.source !== source) return;
-      this.close("lost", "connection lost");
-      this.timer = setTimeout(() => this.look(), this.retryMs);
-      this.retryMs = Math.min(2 * this.retryMs, LAST_RETRY_MS);
-      this.why();
+    source.addEventListener("stuck", (event) => {
+      this.heardMs = Date.now();
+      this.on.stuck(JSON.parse(event.data).words);
     });
+    source.addEventListener("error", () => {
+      if (this.source === source) this.again();
+    });
+  }
+
+  again() {
+    this.close("lost", "connection lost");
+    this.timer = setTimeout(() => this.look(), this.retryMs);
+    this.retryMs = Math.min(2 * this.retryMs, LAST_RETRY_MS);
+    this.why();
   }
 
   // EventSource does not say why it was refused.

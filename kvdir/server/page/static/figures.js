@@ -26,14 +26,16 @@ export function drawFigures(picture, recent) {
   const { coordinator, states, tiers } = picture;
   const live = Object.entries(states).reduce((sum, [state, many]) => sum + (state === "fenced" ? 0 : many), 0);
   const synced = states.synced || 0;
-  show("nodes", "streams", count(live), synced === live ? "all synced" : `${count(synced)} synced, ${count(live - synced)} not`);
+  show("nodes", "streams", count(live), !live ? "none yet" : synced === live ? "all synced" : `${count(synced)} synced, ${count(live - synced)} not`);
 
   const parts = Object.entries(tiers);
   const total = parts.reduce(([value, why], [, [blocks]]) => [value + blocks[0], why || blocks[1]], [0, ""]);
   const words = parts.map(([tier, [blocks]]) => `${tier} ${figure(blocks, short)}`).join(", ");
   show("blocks", "blocks held", figure(total), words || "none yet", total[1]);
 
-  show("memory", "agents' memory", bytes(picture.used_bytes), `${share(picture.used_bytes, picture.capacity_bytes)} of ${bytes(picture.capacity_bytes)}`);
+  const [used, old] = picture.used_bytes;
+  const room = picture.capacity_bytes;
+  show("memory", "agents' memory", figure(picture.used_bytes, bytes), room ? `${share(used, room)} of ${bytes(room)}` : "none stated", old);
   show("index", "directory", `${count(coordinator.blocks)}`, `different blocks, ${bytes(coordinator.index_bytes)}`);
 
   const { took, sum } = recent;

@@ -1,5 +1,5 @@
 // The map of nodes: tiles, or with many nodes small squares; engine streams under their node. Arrow keys move, Enter opens.
-import { $, el, setAttribute, setText, stateIcon } from "./dom.js";
+import { $, el, setAttribute, setText, stateIcon, swap } from "./dom.js";
 import { bytes, count, figure, share, short, span } from "./format.js";
 
 const MANY = 120;
@@ -74,15 +74,14 @@ export class Fleet {
 
   trouble(groups) {
     const box = $("fleet-trouble");
-    const bad = this.many ? groups.filter((group) => group.worst !== "synced") : [];
+    const bad = this.many ? groups.filter((group) => group.worst.state !== "synced") : [];
     box.hidden = !bad.length;
     if (!bad.length) return;
-    const items = bad.slice(0, TROUBLE_SHOWN).map((group) => {
-      const node = group.streams.find((stream) => stream.state !== "synced") || group.streams[0];
+    const items = bad.slice(0, TROUBLE_SHOWN).map(({ worst: node }) => {
       return el("button", { type: "button", class: "chip", title: node.reason, onclick: () => this.open(node.node) }, stateIcon(node.state), `${node.node} ${node.state} ${span(node.age_s)}`);
     });
     if (bad.length > TROUBLE_SHOWN) items.push(el("span", { class: "dim" }, `and ${count(bad.length - TROUBLE_SHOWN)} more`));
-    box.replaceChildren(...items);
+    swap(box, ...items);
   }
 
   hint(groups, shown) {
@@ -112,7 +111,7 @@ export class Fleet {
 
   click(event) {
     const button = event.target.closest("button");
-    if (button && button.dataset.name) this.open(button.dataset.name);
+    if (button && button.dataset.opens) this.open(button.dataset.opens);
   }
 
   focused(event) {
@@ -145,7 +144,8 @@ class Tile {
     const signature = JSON.stringify(group.streams.map((stream) => [stream.state, stream.reason, shownAge(stream, coordinator), stream.used, stream.capacity, stream.tiers, stream.hidden]));
     if (signature === this.signature) return;
     this.signature = signature;
-    const node = group.own || group.streams[0];
+    const node = group.own || group.worst;
+    this.button.dataset.opens = node.node;
     this.icon.replaceChildren(stateIcon(node.state));
     this.root.dataset.state = node.state;
     setText(this.state, stateWords(node, coordinator));
@@ -155,7 +155,10 @@ class Tile {
     setText(this.blocks, group.own ? `${figure(blocks, short)} blocks` : "no agent of this name");
     this.blocks.classList.toggle("untrusted", Boolean(blocks[1]));
     setAttribute(this.blocks, "title", blocks[1] && `not trusted: ${blocks[1]}`);
-    setText(this.memory, node.capacity ? bytes(node.used) : "");
+    const used = [node.used, node.state === "stale" ? `as of ${span(node.age_s)} ago` : ""];
+    setText(this.memory, node.capacity ? figure(used, bytes) : "");
+    this.memory.classList.toggle("untrusted", Boolean(used[1]));
+    setAttribute(this.memory, "title", used[1]);
     setAttribute(this.fill, "title", node.capacity ? `${share(node.used, node.capacity)} of ${bytes(node.capacity)}` : "");
     setText(this.reason, node.hidden ? `left out of answers: not heard for ${span(node.age_s)}` : node.reason);
     this.reason.hidden = !this.reason.textContent;
@@ -163,7 +166,7 @@ class Tile {
     this.engines.replaceChildren(...group.engines.map((stream) => {
       const held = sumOfTiers(stream);
       const words = `${stream.engine}${stream.rank === null ? "" : `@${stream.rank}`} ${figure(held, short)}`;
-      return el("button", { type: "button", class: "chip", "data-name": stream.node, title: wordsOf(stream, coordinator) }, stateIcon(stream.state), words);
+      return el("button", { type: "button", class: "chip", "data-opens": stream.node, title: wordsOf(stream, coordinator) }, stateIcon(stream.state), words);
     }));
   }
 }
@@ -179,15 +182,17 @@ class Square {
   }
 
   draw(group, coordinator) {
-    const node = group.own || group.streams[0];
+    const node = group.worst;
+    this.button.dataset.opens = node.node;
     this.words = wordsOf(node, coordinator);
-    const height = node.capacity ? Math.round((100 * node.used) / node.capacity) : 0;
-    const signature = `${group.worst} ${height} ${shownAge(node, coordinator)}`;
+    const full = group.own || node;
+    const height = full.capacity ? Math.round((100 * full.used) / full.capacity) : 0;
+    const signature = `${node.node} ${node.state} ${node.reason} ${height} ${shownAge(node, coordinator)}`;
     if (signature === this.signature) return;
     this.signature = signature;
     this.bar.style.height = `${Math.min(100, height)}%`;
-    this.root.dataset.state = group.worst;
-    this.icon.replaceChildren(...(group.worst === "synced" ? [] : [stateIcon(group.worst)]));
+    this.root.dataset.state = node.state;
+    this.icon.replaceChildren(...(node.state === "synced" ? [] : [stateIcon(node.state)]));
     setAttribute(this.button, "aria-label", this.words);
     setAttribute(this.button, "title", this.words);
   }
@@ -198,12 +203,12 @@ export function grouped(nodes) {
   const groups = new Map();
   for (const stream of nodes) {
     const name = stream.of || stream.node;
-    if (!groups.has(name)) groups.set(name, { name, own: null, engines: [], streams: [], worst: "synced", text: "" });
+    if (!groups.has(name)) groups.set(name, { name, own: null, engines: [], streams: [], worst: stream, text: "" });
     const group = groups.get(name);
     group.streams.push(stream);
     if (stream.of) group.engines.push(stream);
     else group.own = stream;
-    if (STATES.indexOf(stream.state) > STATES.indexOf(group.worst)) group.worst = stream.state;
+    if (STATES.indexOf(stream.state) > STATES.indexOf(group.worst.state)) group.worst = stream;
     group.text += ` ${stream.node} ${stream.state}`.toLowerCase();
   }
   return [...groups.values()].sort((one, other) => one.name.localeCompare(other.name, "en", { numeric: true }));

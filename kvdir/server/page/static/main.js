@@ -74,9 +74,10 @@ function onPicture(picture) {
   document.documentElement.dataset.drawMs = (performance.now() - started).toFixed(1);
 }
 
-function drawHeader({ coordinator }) {
+function drawHeader({ coordinator, states }) {
   setText($("who"), `${coordinator.name} · ${coordinator.version} · up ${span(coordinator.uptime_s)}${coordinator.store === "memory" ? "" : ` · ${coordinator.store}`}`);
-  document.title = `kvdir ${coordinator.name}`;
+  const bad = Object.entries(states).reduce((sum, [name, many]) => sum + (name === "synced" || name === "fenced" ? 0 : many), 0);
+  document.title = `${bad ? `(${bad} not synced) ` : ""}kvdir ${coordinator.name}`;
 }
 
 function say(now, words) {
@@ -93,7 +94,7 @@ function notices() {
   if (state === "lost" && lastMs) out.push(["bad", `Connection lost ${span(silent_s)} ago (${$("live-words").textContent}). What you see is as of ${clock(lastMs)}; trying again.`]);
   else if (state === "lost") out.push(["bad", `The coordinator does not answer (${$("live-words").textContent}): is it running? Trying again.`]);
   else if (stuck) out.push(["bad", `${stuck}. What you see is as of ${lastMs ? clock(lastMs) : "never"}.`]);
-  else if (state === "live" && silent_s > LATE_S) out.push(["warn", `No picture for ${span(silent_s)}: the coordinator is busy. What you see is as of ${clock(lastMs)}.`]);
+  else if (state === "live" && silent_s > LATE_S) out.push(["warn", `No picture for ${span(silent_s)}: the coordinator is busy, or the way to it is cut. What you see is as of ${clock(lastMs)}.`]);
   $("main").classList.toggle("old", out.length > 0);
   if (last) {
     const { coordinator } = last;

@@ -1,5 +1,5 @@
 // One node in full: what the directory believes beside what the owner says, and its story. Asked for anew while it is open.
-import { $, el, figureOf, setText, stateIcon, table } from "./dom.js";
+import { $, el, figureOf, setText, stateIcon, swap, table } from "./dom.js";
 import { bytes, count, figure, share, span } from "./format.js";
 
 const EVERY_MS = 2000;
@@ -57,7 +57,7 @@ export class NodePanel {
   draw(node) {
     const at = this.body.scrollTop;
     const heading = el("p", { class: "verdict" }, stateIcon(node.state), el("strong", {}, node.state), node.reason ? `: ${node.reason}` : "", node.hidden ? ` · left out of answers` : "");
-    this.body.replaceChildren(heading, facts(node), el("h3", {}, "Holdings, beside what the owner says itself"), holdings(node), el("h3", {}, "What its engines got"), reads(node), el("h3", {}, "Story"), story(node));
+    swap(this.body, heading, facts(node), el("h3", {}, "Holdings, beside what the owner says itself"), holdings(node), el("h3", {}, "What its engines got"), reads(node), el("h3", {}, "Story"), story(node));
     this.body.scrollTop = at;
   }
 }

@@ -1,5 +1,5 @@
 // Who read from whom, and the namespaces.
-import { $, el, figureOf, setText, table } from "./dom.js";
+import { $, el, figureOf, setText, swap, table } from "./dom.js";
 import { bytes, count, figure } from "./format.js";
 
 const MOST = 16;
@@ -23,9 +23,9 @@ export function drawTransfers(picture, open) {
   const most = Math.max(...rows.flatMap((node) => node.reads.sources.map(([, size]) => size)), 1);
   const head = el("tr", {}, el("td", { class: "corner dim" }, "reader"), ...names.map((name) => el("th", { scope: "col" }, el("span", {}, name))), el("th", { scope: "col" }, el("span", {}, "others")), el("th", { scope: "col" }, el("span", {}, "all")));
   const lines = rows.map((node) => row(node, names, most, open));
-  body.replaceChildren(el("table", { class: "matrix" }, el("thead", {}, head), el("tbody", {}, ...lines)));
   const hidden = said.length - rows.length;
-  if (hidden > 0) body.append(el("p", { class: "dim" }, `${count(hidden)} more nodes read less.`));
+  const rest = hidden > 0 ? [el("p", { class: "dim" }, `${count(hidden)} more nodes moved less.`)] : [];
+  swap(body, el("table", { class: "matrix" }, el("thead", {}, head), el("tbody", {}, ...lines)), ...rest);
 }
 
 function row(node, names, most, open) {
@@ -36,7 +36,7 @@ function row(node, names, most, open) {
     shown += size;
     if (name === node.node) return el("td", { class: "self" });
     const cell = el("td", { class: size ? "cell" : "cell none", title: `${node.node} read ${bytes(size)} from ${name}` }, size ? bytes(size) : "·");
-    if (size) cell.style.setProperty("--heat", (0.12 + 0.6 * (size / most)).toFixed(2));
+    if (size) cell.style.setProperty("--heat", (0.1 + 0.38 * (size / most)).toFixed(2));
     return cell;
   });
   const rest = node.reads.bytes - shown;
@@ -52,7 +52,7 @@ export function drawNamespaces(picture) {
     body.replaceChildren(el("p", { class: "dim" }, "None announced yet: agents bring theirs along when they say hello."));
     return;
   }
-  body.replaceChildren(table(["model", "", "tenant", "blocks #", "bytes #", "nodes #"], namespaces.map((item) => [
+  swap(body, table(["model", "", "tenant", "blocks #", "bytes #", "nodes #"], namespaces.map((item) => [
     el("span", { title: item.digest }, item.model || item.digest.slice(0, 16)),
     el("span", { class: "dim" }, item.words),
     el("span", { title: item.tenant }, item.tenant ? item.tenant.slice(0, 13) : "none"),
