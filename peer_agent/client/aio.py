@@ -23,19 +23,19 @@ from kvdir.fingerprint import Fingerprints
 from kvdir.namespace import Namespace
 from kvdir.obs.trace import metadata
 from kvdir.rpc.cancel import call_alone_cancelled
-from kvdir.rpc.channel import client_options
 from kvdir.rpc.status import from_rpc_error
 from kvdir.rpc.tls import Dialer, TlsFiles
 from peer_agent.client.attachment import Attachment, attach_request, bounded_s, lookup_result, unanswered
 from peer_agent.client.buffers import CallerMemory
 from peer_agent.client.device import DeviceCopier, caller_memory
+from peer_agent.client.line import AgentLine
 from peer_agent.client.patience import ATTACH_PAUSE_S, DEADLINE_S, GIVE_UP_S, LEASE_S
 from peer_agent.client.pool_table import register_request
 from peer_agent.client.registered import REGISTER_S, AsyncRegisteredPool
 from peer_agent.client.results import LoadResult, LookupResult, StoreResult, missed, not_stored
 from peer_agent.client.tracing import traced_aio
 from peer_agent.memory.device import Device, DevicePool
-from peer_agent.v1 import engine_pb2, engine_pb2_grpc
+from peer_agent.v1 import engine_pb2
 
 T = TypeVar("T")
 
@@ -70,10 +70,8 @@ class Engine:
         self._hello = attach_request(namespace, engine=engine, prefill_tokens_per_s=prefill_tokens_per_s, probe=probe)
         self._device = device
         self._copier = DeviceCopier(device) if device is not None else None
-        dialer = Dialer.of(tls)
-        self._channel = dialer.aio(address, options=client_options())
-        self._stub = engine_pb2_grpc.EngineStub(self._channel)
-        self.directory = attach("", tls=dialer)
+        self._line = AgentLine(address, tls, aio=True)
+        self.directory = attach("", tls=self._line.dialer)
         """As that of the blocking engine, from the replica only: nothing here waits for a call in the event loop."""
         self._attachment: Attachment | None = None
         self._call: Any = None
@@ -113,7 +111,7 @@ class Engine:
             task.cancel()
         if ending:
             await asyncio.wait(ending)
-        await self._channel.close()
+        await self._line.channel.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -242,7 +240,7 @@ class Engine:
         """Raises KvdirError, by until_s."""
         try:
             timeout_s = max(0.001, until_s - time.monotonic())
-            return await getattr(self._stub, method)(request, timeout=timeout_s, metadata=metadata())
+            return await getattr(self._line.stub, method)(request, timeout=timeout_s, metadata=metadata())
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error, target=self.address) from error
         except grpc.aio.UsageError as error:  # the channel was closed before
@@ -337,6 +335,8 @@ class Engine:
         if self._attaching is None or self._attaching.done():
             self._next_try_s = time.monotonic() + ATTACH_PAUSE_S
             self._attaching = asyncio.get_running_loop().create_task(self._attach(), name=f"kvdir-attach-{self.name}")
+        elif self._call is not None and self._line.outdated:
+            self._call.cancel()  # it waits with a certificate that may be refused for ever
         return self._attaching
 
     async def _attached_to(self, answer: engine_pb2.AttachResponse) -> Attachment:
@@ -354,7 +354,9 @@ class Engine:
 
     async def _attach(self) -> None:
         """Runs until there is a session or a reason why not; waits for an absent agent."""
-        call = self._call = self._stub.Attach(self._hello, wait_for_ready=True)
+        if (closing := self._line.renew()) is not None:
+            await closing
+        call = self._call = self._line.stub.Attach(self._hello, wait_for_ready=True)
         try:
             answer = await call.read()
             if answer is grpc.aio.EOF:

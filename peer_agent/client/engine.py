@@ -25,19 +25,19 @@ from kvdir.errors import KvdirError, RemoteProtocolError, StaleEpoch, Unavailabl
 from kvdir.fingerprint import Fingerprints
 from kvdir.namespace import Namespace
 from kvdir.obs.trace import metadata
-from kvdir.rpc.channel import client_options
 from kvdir.rpc.status import from_rpc_error
 from kvdir.rpc.tls import Dialer, TlsFiles
 from peer_agent.client.attachment import Attachment, attach_request, bounded_s, lookup_result, unanswered
 from peer_agent.client.buffers import CallerMemory
 from peer_agent.client.device import DeviceCopier, caller_memory
+from peer_agent.client.line import AgentLine
 from peer_agent.client.patience import ATTACH_PAUSE_S, DEADLINE_S, GIVE_UP_S, LEASE_S
 from peer_agent.client.pool_table import register_request
 from peer_agent.client.registered import REGISTER_S, RegisteredPool
 from peer_agent.client.results import LoadResult, LookupResult, StoreResult, missed, not_stored
 from peer_agent.client.tracing import traced
 from peer_agent.memory.device import Device, DevicePool
-from peer_agent.v1 import engine_pb2, engine_pb2_grpc
+from peer_agent.v1 import engine_pb2
 
 
 class Engine:
@@ -72,10 +72,8 @@ class Engine:
         self._hello = attach_request(namespace, engine=engine, prefill_tokens_per_s=prefill_tokens_per_s, probe=probe)
         self._device = device
         self._copier = DeviceCopier(device) if device is not None else None
-        dialer = Dialer.of(tls)
-        self._channel = dialer.blocking(address, options=client_options())
-        self._stub = engine_pb2_grpc.EngineStub(self._channel)
-        self.directory = attach("", tls=dialer)
+        self._line = AgentLine(address, tls, aio=False)
+        self.directory = attach("", tls=self._line.dialer)
         self._lock = threading.Lock()
         self._attachment: Attachment | None = None
         self._call: Any = None
@@ -119,7 +117,7 @@ class Engine:
         with self._lock:
             self._closed = True
             self._drop(Unavailable(f"{self.address}: this engine was closed"))
-        self._channel.close()
+        self._line.channel.close()
         self.directory.close()
         if self._attaching is not None:
             self._attaching.join()
@@ -257,7 +255,7 @@ class Engine:
         """Raises KvdirError, by until_s."""
         try:
             left_s = max(0.001, until_s - time.monotonic())
-            return getattr(self._stub, method)(request, timeout=left_s, metadata=metadata())
+            return getattr(self._line.stub, method)(request, timeout=left_s, metadata=metadata())
         except grpc.RpcError as error:
             raise from_rpc_error(error, target=self.address) from error
         except ValueError as error:  # gRPC's word for a channel closed meanwhile
@@ -288,11 +286,10 @@ class Engine:
             self._drop(Unavailable(f"{self.address}: the agent ended the session; attaching again"))
         return self._attachment
 
-    def _ended(self, attachment: Attachment) -> None:
+    def _ended(self) -> None:
         """The agent has gone: lets go of its arena now, since an idle engine would keep that memory from the next agent."""
         with self._lock:
-            if self._attachment is attachment:
-                self._drop(Unavailable(f"{self.address}: the agent ended the session; attaching again"))
+            self._live()
 
     def _note(self, error: KvdirError, attachment: Attachment) -> str:
         """Remembers why the agent is of no use; a session it does not know is given up."""
@@ -305,7 +302,7 @@ class Engine:
     def _report_corrupt(self, attachment: Attachment, corrupt: Fingerprints, until_s: float) -> None:
         """Waits until_s at most; a report that takes longer goes on, unless the next one takes its place."""
         try:
-            call = self._stub.Release.future(attachment.corrupt_request(corrupt), timeout=self._deadline_s)
+            call = self._line.stub.Release.future(attachment.corrupt_request(corrupt), timeout=self._deadline_s)
             self._reporting = call  # gRPC ends a call that nobody refers to
             call.result(timeout=max(0.0, until_s - time.monotonic()))
         except grpc.FutureTimeoutError:
@@ -328,14 +325,17 @@ class Engine:
         """Call with the lock held and without a session: there is never more than one."""
         if self._attaching is None or not self._attaching.is_alive():
             self._next_try_s = time.monotonic() + ATTACH_PAUSE_S
+            self._line.renew()
             self._attaching = threading.Thread(target=self._attach, name=f"kvdir-attach-{self.name}", daemon=True)
             self._attaching.start()
+        elif self._call is not None and self._line.outdated:
+            self._call.cancel()  # it waits with a certificate that may be refused for ever
         return self._attaching
 
     def _attach(self) -> None:
         """Runs in a thread until there is a session or a reason why not; `close` cancels it. Waits for an absent agent."""
         try:
-            call = self._stub.Attach(self._hello, wait_for_ready=True)
+            call = self._line.stub.Attach(self._hello, wait_for_ready=True)
         except ValueError:
             return  # gRPC's word for a channel closed meanwhile
         with self._lock:
@@ -359,8 +359,8 @@ class Engine:
                     return
                 self._attachment = attachment
                 self.directory.use(attachment.replica_path, coordinators=attachment.coordinators)
-            if not call.add_callback(lambda: self._ended(attachment)):
-                self._ended(attachment)
+            if not call.add_callback(self._ended):
+                self._ended()
             return
         with self._lock:
             if not self._closed:

@@ -62,6 +62,7 @@ PyObject* server_grant(PyObject* self, PyObject* args, PyObject* kwargs) {
     static const char* const names[] = {"capability", "records", nullptr};
     Buffer capability, records;
     if (!parse(args, kwargs, "y*y*:grant", names, &capability.view, &records.view)) return nullptr;
+    if (reinterpret_cast<ServerObject*>(self)->region == nullptr) Py_RETURN_NONE;  // closed, and the arena perhaps unmapped
     return guarded(PyExc_RuntimeError, [&] {
         const auto granted = unpack<Record>(records, "records");
         reinterpret_cast<ServerObject*>(self)->server->grant(capability_of(capability), granted.data(), granted.size());

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+import peer_agent
 from kvdir.client.aio import DirectoryClient
 from kvdir.client.replica import Replica
 from kvdir.client.sync import Client
@@ -241,3 +242,24 @@ async def test_agents_go_on_reading_from_each_other_when_both_renew(tmp_path: Pa
         install(CERTIFICATES.files("agent-b"), files["b"])  # the same again: newer files all the same
         assert await peers.reach(node, timeout_s=20) is first
         assert first.generation < peers._dialer.generation
+
+
+async def test_engines_attach_again_with_the_new_certificate_when_their_agent_comes_back_and_trusts_no_older_one(
+    tmp_path: Path,
+) -> None:
+    """One that had a session, and one that was waiting for an agent when its certificate was renewed."""
+    mine, new = copy("engine-a", tmp_path / "engine"), CERTIFICATES.files("foreign-a", ca="foreign-ca")
+    async with local_cluster(tmp_path, coordinator=False, engine_listen="127.0.0.1:0") as cluster:
+        old = CERTIFICATES.files("agent-a")
+        agent = await cluster.start_agent("a", tls_cert=old.certificate, tls_key=old.key, tls_ca=old.ca)
+        engine = await cluster.engine("a", tls=mine, timeout_s=20)
+        address = agent.ready.engine
+        blocking = await asyncio.to_thread(peer_agent.connect, address, namespace=cluster.namespace, tls=mine, timeout_s=20)
+        try:
+            await cluster.stop_agent("a")
+            await eventually(lambda: not engine.attached and not blocking.attached, what="both wait for an agent")
+            install(new, mine)
+            await cluster.start_agent("a", tls_cert=new.certificate, tls_key=new.key, tls_ca=new.ca, engine_listen=address)
+            await eventually(lambda: engine.attached and blocking.attached, within_s=30, what="both are attached again")
+        finally:
+            await asyncio.to_thread(blocking.close)
