@@ -12,6 +12,7 @@ import pytest
 from deploy.monitoring.alerts import GROUPS
 from deploy.monitoring.rules import Alert
 from kvdir.cli.main import main as kvdir_main
+from kvdir.obs.labels import CAPABILITY
 from peer_agent.cli.main import main as agent_main
 
 TEXT = (Path(__file__).parents[2] / "docs" / "runbook.md").read_text()
@@ -42,6 +43,11 @@ def test_every_part_says_what_to_know_and_do(part: str) -> None:
 def test_links_within_the_runbook_lead_somewhere() -> None:
     anchors = {name.lower() for name in sections()}
     assert not [link for link in re.findall(r"\]\(#(\w+)\)", TEXT) if link not in anchors]
+
+
+def test_every_reason_of_a_refused_capability_is_explained() -> None:
+    check = sections()["KvdirCapabilitiesRefused"].partition("**Check**")[2]
+    assert set(re.findall(r"`(\w+)`", check.partition("**Action**")[0])) == set(CAPABILITY.values)
 
 
 @pytest.mark.parametrize("command", commands())

@@ -26,6 +26,7 @@ from kvdir.testing.prometheus_servers import Prometheus, program
 
 _STOP_S = 8.0
 _RATE_S = 15.0
+DEMO = ["--loss", "0.05", "--rate", "10", "--compute-ms", "5"]
 NODE = "node-1"
 """Whose dashboard is drawn; the one that is stopped is another."""
 
@@ -34,7 +35,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--into", type=Path, default=ROOT / "docs" / "pictures")
     parser.add_argument("--seconds", type=float, default=240.0, help="how long to watch")
-    parser.add_argument("demo", nargs="*", default=["--loss", "0.05", "--rate", "12"], help="flags of kvdir demo, after --")
+    parser.add_argument("demo", nargs="*", default=DEMO, help="flags of kvdir demo, after --")
     options = parser.parse_args(arguments)
     options.into.mkdir(parents=True, exist_ok=True)
     with watched_demo(*options.demo, rules=FILES / "rules.yaml") as watched:
