@@ -29,6 +29,7 @@ class CallFigures:
 
     def __init__(self) -> None:
         self.methods: dict[str, MethodFigures] = {}
+        self._exposed: dict[tuple[str, str], None] = {}
 
     def began(self, method: str) -> None:
         figures = self.methods.get(method)
@@ -50,11 +51,14 @@ class CallFigures:
         """The metric families of all methods; beside: of other processes, added."""
         running, calls = family(f"{prefix}_rpc_running"), family(f"{prefix}_rpc_calls_total")
         time_s = family(f"{prefix}_rpc_duration_seconds")
+        counts: dict[tuple[str, str], int] = {}
         for method, figures in summed((self.methods, *beside)).items():
             running.add(figures.running, method)
-            for code, count in figures.by_code.items():
-                calls.add(count, method, code)
+            counts |= {(method, code): count for code, count in figures.by_code.items()}
             time_s.add_buckets(Buckets(figures.buckets, figures.seconds, figures.exemplars), method)
+        self._exposed |= dict.fromkeys(counts)  # in the order of their first scrape: what has a series keeps it
+        for pair in self._exposed:
+            calls.add(counts.get(pair, 0), *pair)
         yield from (running, calls, time_s)
 
 

@@ -1,6 +1,7 @@
 """What a metric is, and the family that a scrape makes of it. The table of all metrics is definitions.py.
 
 Rules: a label has a bound, and the family keeps it, whatever it is given: values beyond the bound go into one series, `other`.
+Not those of counters whose labels come and go: such a sum falls when one leaves it, and Prometheus takes what is left for new.
 A family whose labels all have known values starts with all of them at 0, so that a rate over it is never absent.
 Does not: count (plain ints elsewhere do), or write the text (exposition.py).
 """
@@ -51,12 +52,16 @@ class Fold(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """values: all there are, if that is known; else at most `bound`, which `why` explains."""
+    """values: all there are, if that is known; else at most `bound`, which `why` explains.
+
+    comes_and_goes: which of them have series of their own changes, or what has one may begin anew.
+    """
 
     name: str
     values: tuple[str, ...] = ()
     bound: int = 0
     why: str = ""
+    comes_and_goes: bool = False
 
     @property
     def at_most(self) -> int:
@@ -83,6 +88,11 @@ class Definition:
     def base(self) -> str:
         """The name of the family: that of a counter or an info has no suffix."""
         return self.name.removesuffix("_total") if self.kind is Kind.COUNTER else self.name
+
+    @property
+    def has_other(self) -> bool:
+        """Whether what is beyond the bounds is summed up. See the module docstring."""
+        return self.kind is not Kind.COUNTER or not any(label.comes_and_goes for label in self.labels)
 
     @property
     def series_at_most(self) -> int:
@@ -172,7 +182,10 @@ class Family(Metric):
     def add(self, value: float, *labels: str) -> Family:
         """One series; what is added to one that is there already is folded into it."""
         if labels not in self.values:
-            labels = self._bounded(labels)
+            bounded = self._bounded(labels)
+            if bounded != labels and not self.definition.has_other:
+                return self
+            labels = bounded
         known = self.values.get(labels)
         self.values[labels] = value if known is None else self._folded(known, value)
         return self

@@ -9,6 +9,7 @@ Sources: prometheus.io/docs/instrumenting/exposition_formats, OpenMetrics 1.0.
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Iterable, Iterator
 from typing import Final
@@ -38,9 +39,18 @@ class Breather:
             self._until_s = time.perf_counter() + RUN_S
 
 
+def accepts(header: str, what: str) -> bool:
+    """Whether a header of the form `one;q=0.5, two` names it; q=0 says no."""
+    for item in header.lower().split(","):
+        name, *parameters = (part.strip() for part in item.split(";"))
+        if name == what:
+            return not any(re.fullmatch(r"q=0(\.0*)?", parameter) for parameter in parameters)
+    return False
+
+
 def chosen(accept: str) -> str:
     """TEXT or OPENMETRICS, for the Accept header of a request."""
-    return OPENMETRICS if "application/openmetrics-text" in accept else TEXT
+    return OPENMETRICS if accepts(accept, "application/openmetrics-text") else TEXT
 
 
 def render(families: Iterable[Family], kind: str) -> bytes:

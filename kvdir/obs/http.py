@@ -23,8 +23,8 @@ from typing import Any, Protocol, Self
 from kvdir.errors import ConfigError
 from kvdir.obs.definition import Family
 from kvdir.obs.door import Door
-from kvdir.obs.exposition import chosen, process_families, render
-from kvdir.obs.logs import say
+from kvdir.obs.exposition import accepts, chosen, process_families, render
+from kvdir.obs.logs import say, say_bug
 from kvdir.obs.tally import Tally
 
 log = logging.getLogger("kvdir.http")
@@ -63,7 +63,7 @@ class _Page:
 
     def packed(self, accept_encoding: str) -> tuple[bytes, str]:
         """(body, content encoding)."""
-        if len(self.body) < GZIP_BYTES or "gzip" not in accept_encoding:
+        if len(self.body) < GZIP_BYTES or not accepts(accept_encoding, "gzip"):
             return self.body, ""
         return gzip.compress(self.body, 1, mtime=0), "gzip"
 
@@ -186,13 +186,19 @@ class _Handler(BaseHTTPRequestHandler):
     pages: dict[str, Callable[[str], _Page]]
     beside: Further
     timeout = ANSWER_S
+    server_version, sys_version = "kvdir", ""
 
     def do_GET(self) -> None:
-        make = self.pages.get(self.path.partition("?")[0])
+        path = self.path.partition("?")[0]
+        make = self.pages.get(path)
         if make is None:
             self.beside(self)
             return
-        page = make(self.headers.get("Accept", ""))
+        try:
+            page = make(self.headers.get("Accept", ""))
+        except Exception as error:
+            say_bug(log, "http request failed", error, path=path)
+            page = _Page(500, _WORDS, b"an error of ours, in the log as `http request failed`\n")
         body, encoding = page.packed(self.headers.get("Accept-Encoding", ""))
         send(self, page.status, page.kind, body, encoding=encoding)
 

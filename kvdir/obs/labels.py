@@ -35,7 +35,7 @@ AUDITED = Label("outcome", ("done", "refused", "failed"))
 
 # of coordinators
 
-NODE = Label("node", bound=MAX_NODES, why="nodes, those in trouble first")
+NODE = Label("node", bound=MAX_NODES, why="nodes, those in trouble first", comes_and_goes=True)
 STATE = Label("state", tuple(state.name.lower() for state in StreamState))
 REPAIR = Label("kind", tuple(ask.value for ask in Ask))
 REPAIRED = Label("outcome", ("asked", "done", "failed"))
@@ -67,7 +67,7 @@ SERVING_FAULT = Label("reason", ("refused", "torn", "protocol_errors", "connecti
 HANDSHAKE = Label("outcome", ("handshakes", "not_tls", "no_certificate", "untrusted", "refused_us", "broken", "unfinished"))
 CAPABILITY = Label("reason", ("malformed", "epoch", "expired", "ended", "forged", "uncovered"))
 """What was wrong with the capability of a read (csrc/tcp_server.hpp Refusal); uncovered: blocks that it does not cover."""
-COORDINATOR = Label("coordinator", bound=8, why="coordinators published to")
+COORDINATOR = Label("coordinator", bound=8, why="coordinators published to", comes_and_goes=True)
 NOMINATOR = Label("source", ("replica", "coordinator", "none"))
-STREAM = Label("stream", bound=12, why="engines followed")
+STREAM = Label("stream", bound=12, why="engines followed", comes_and_goes=True)
 FINDING = Label("kind", bound=12, why="kinds in the code")

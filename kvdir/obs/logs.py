@@ -6,7 +6,8 @@ Rules:
 - An event is words without values, its values are fields; never tokens, salts, fingerprints, keys or passwords. Every line has
   the request id and the trace id of the task that wrote it, if there are any.
 - Writing never stops the event loop: lines wait in a bounded queue, and when that is full they are dropped and counted (a
-  reader of stderr that hangs must not hang us), errors and the audit log last.
+  reader of stderr that hangs must not hang us), errors and the audit log last. What waits is text and figures, no longer than
+  MAX_VALUE: nothing that somebody may change or that would keep a request's memory.
 - Equal lines (same logger, level, event and subject) are written a few times, then once an interval with `suppressed=N`
   (kvdir/core/repeats.py). Of errors every new wording is another line. Debug lines and the audit log are never held back.
 
@@ -18,6 +19,7 @@ from __future__ import annotations
 import atexit
 import json
 import logging
+import math
 import os
 import queue
 import sys
@@ -44,6 +46,8 @@ SUBJECT_FIELDS = (
 WORD_FIELDS = ("error", "reason", "words", "why")
 """Fields that say what is wrong."""
 
+MAX_VALUE = 8192
+"""Characters of a value; the rest is cut off, since callers choose some of them."""
 _QUEUED_LINES = 4096
 _QUEUED_ERRORS = 1024
 _LOOK_S = 1.0
@@ -97,7 +101,7 @@ def _fields(formatter: logging.Formatter, record: logging.LogRecord) -> dict[str
         "ts": f"{moment}.{int(record.msecs):03d}Z",
         "level": record.levelname.lower(),
         "logger": record.name,
-        "event": record.getMessage(),
+        "event": _shown(record.getMessage()),
     }
     for key, value in getattr(record, "fields", {}).items():
         fields[key if key not in fields else f"{key}_"] = value
@@ -150,8 +154,9 @@ class QueueingHandler(logging.Handler):
             self.handleError(record)
 
     def _take(self, record: logging.LogRecord) -> None:
-        key = _key(record)
         _let_go(record)
+        key = _key(record)
+        record.msg, record.args = _shown(record.getMessage()), None
         record.stamp = _stamp()
         if record.levelno <= logging.DEBUG or record.name == AUDIT:
             self._queue(record, 0)
@@ -224,13 +229,20 @@ def _stamp() -> dict[str, str]:
 
 
 def _let_go(record: logging.LogRecord) -> None:
-    """Of exceptions: their tracebacks refer to frames, and so to whatever those hold, for as long as the line waits."""
+    """Of whatever the values refer to: a traceback's frames, for one, hold all that was in them, while the line waits."""
     if record.exc_info:
-        record.exc_text = logging.Formatter().formatException(record.exc_info)
+        text = logging.Formatter().formatException(record.exc_info)
+        record.exc_text = text if len(text) <= MAX_VALUE else f"...{text[-MAX_VALUE:]}"  # its end says what went wrong
         record.exc_info = None
     fields: Mapping[str, object] = getattr(record, "fields", {})
-    if any(isinstance(value, BaseException) for value in fields.values()):
-        record.fields = {key: str(value) if isinstance(value, BaseException) else value for key, value in fields.items()}
+    record.fields = {key: _shown(value) for key, value in fields.items()}
+
+
+def _shown(value: object) -> str | int | float | None:
+    if value is None or isinstance(value, (bool, int)) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    text = str(value)
+    return text if len(text) <= MAX_VALUE else f"{text[:MAX_VALUE]}... ({len(text)} characters)"
 
 
 def _key(record: logging.LogRecord) -> tuple[object, ...]:
@@ -240,8 +252,7 @@ def _key(record: logging.LogRecord) -> tuple[object, ...]:
     parts += [str(fields[name]) for name in SUBJECT_FIELDS if name in fields]
     if record.levelno >= logging.ERROR:
         parts += [str(record.args), *(str(fields[name]) for name in WORD_FIELDS if name in fields)]
-        if record.exc_info and record.exc_info[1] is not None:
-            parts.append(repr(record.exc_info[1]))
+        parts.append(record.exc_text)
     return tuple(parts)
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import logging
+import re
 import ssl
 import threading
 import time
@@ -23,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from kvdir.obs.logs import say
+from kvdir.obs.logs import say, say_bug
 from kvdir.obs.spans import Span, Value
 from kvdir.v1 import otlp_pb2 as pb
 
@@ -67,6 +68,16 @@ def url_fault(url: str) -> str:
         return "must be http:// or https:// and a host, such as http://127.0.0.1:4318 (not the port for gRPC, 4317)"
     if parts.username or parts.password:
         return "must not hold a user or password: put a header into OTEL_EXPORTER_OTLP_HEADERS"
+    return ""
+
+
+def header_fault(headers: Mapping[str, str]) -> str:
+    """Why these cannot be sent, without their values."""
+    for name, value in headers.items():
+        if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name):
+            return "the name of a header is none"
+        if not (value.isascii() and value.isprintable()):
+            return f"the value of {name} has signs in it that no header may have: a line end?"
     return ""
 
 
@@ -145,12 +156,19 @@ class Exporter:
         """Delivers batches until there is none; returns how long to wait before the next try, 0 when all went well."""
         while self._spans:
             batch = [self._spans[at] for at in range(min(BATCH, len(self._spans)))]  # they stay in line until delivered
+            used_before = self._connection is not None
             try:
                 again = self._post(batch)
             except (OSError, http.client.HTTPException) as error:
                 self._hang_up()
+                if used_before and isinstance(error, ConnectionError):
+                    continue  # the collector had closed it while we had nothing to say
                 say(log, logging.WARNING, "spans not delivered", collector=self._collector.shown, error=type(error).__name__)
                 again = True
+            except Exception as error:  # a bug of ours costs these spans and no others
+                say_bug(log, "spans cannot be sent", error)
+                self.figures.refused += len(batch)
+                again = False
             if again:
                 return min(2 * pause_s or PAUSE_S, MAX_PAUSE_S)
             for _ in batch:

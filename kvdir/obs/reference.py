@@ -85,6 +85,8 @@ def _row(metric: Definition) -> str:
         kind += f" {metric.buckets[0]:g} to {metric.buckets[-1]:g}"
     if metric.at_most:
         labels += f"<br>at most {metric.at_most} series"
+    if not metric.has_other:
+        labels += "<br>beyond: no series"
     if metric.fold is not Fold.SUM:
         labels += f"<br>`other`: {metric.fold.value}"
     return f"| `{metric.name}` | {kind} | {metric.help} | {labels} |"

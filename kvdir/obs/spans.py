@@ -193,7 +193,9 @@ class Tracer:
     def carried(self, carrier: Any) -> AbstractContextManager[None]:
         """As both, for one message of a stream. carrier: kvdir.v1.RequestContext."""
         found = trace.parse(carrier.traceparent, carrier.tracestate, recorder=self.recorder)
-        return trace.within(found or self._root(), request_id=carrier.request_id)
+        if found is None and self.ratio:
+            found = self._root()
+        return trace.within(found, request_id=carrier.request_id)
 
     def _root(self) -> TraceContext | None:
         if random.random() >= self.ratio:

@@ -52,7 +52,7 @@ class StoreCoordinatorMetrics:
             "kvdir_store_max_bytes": link.health.max_bytes,
             "kvdir_store_evicts": link.health.evicts,
             "kvdir_store_unreadable_nodes": link.unreadable,
-            "kvdir_store_evicted_total": link.health.evicted,
+            "kvdir_store_evicted_total": link.evicted,
             "kvdir_store_lost_buckets_total": link.lost_buckets,
             "kvdir_store_swept_blocks_total": link.swept,
             "kvdir_store_breaker_opened_total": link.breaker.opened,

@@ -32,7 +32,8 @@ class StreamRow:
 
 
 def stream_row(stream: Stream, *, now_s: float) -> StreamRow:
-    """Of a stream in this process."""
+    """Of a stream in this process. now_s: of the scrape, which the stream may be ahead of."""
+    now_s = max(now_s, stream.cursor.untrusted_since_s)  # else a counter would fall
     cursor, trust = stream.cursor, stream.trust(now_s)
     synced = cursor.state is StreamState.SYNCED
     return StreamRow(

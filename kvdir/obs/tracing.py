@@ -69,7 +69,7 @@ def open_tracing(
     environ: Mapping[str, str] | None = None,
 ) -> Tracing:
     """service, instance: as traces name us. What the environment says wrongly is logged, and spans go nowhere."""
-    from kvdir.obs.otlp import Exporter, collector, url_fault
+    from kvdir.obs.otlp import Exporter, collector, header_fault, url_fault
 
     chosen = collector(endpoint, os.environ if environ is None else environ)
     if chosen is None:
@@ -78,6 +78,9 @@ def open_tracing(
         return Tracing()
     if fault := url_fault(chosen.url):
         say(log, logging.WARNING, "OTEL_EXPORTER_OTLP_ENDPOINT cannot be used, spans go nowhere", reason=fault)
+        return Tracing()
+    if fault := header_fault(chosen.headers):
+        say(log, logging.WARNING, "OTEL_EXPORTER_OTLP_HEADERS cannot be used, spans go nowhere", reason=fault)
         return Tracing()
     resource: dict[str, Value] = {
         "service.name": service,

@@ -187,6 +187,7 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
 
     async def _fail(self, watch: _Watch, context: Context, error: Exception, cause: Exception) -> NoReturn:
         if isinstance(error, grpc.aio.AbortError):
+            watch.code = getattr(context.code(), "name", "UNKNOWN")
             raise error
         if isinstance(error, KvdirError):
             code = grpc_code(error)

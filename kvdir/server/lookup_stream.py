@@ -152,8 +152,12 @@ class _Stream:
         tracer = self._streams.tracer
         if not tracer.ratio and not item.HasField("context"):
             return self._look(item, arrived_s, NOTHING)
-        with tracer.carried(item.context), rpc_span(LOOKUP, Kind.SERVER).begun() as span:
-            return self._look(item, arrived_s, span)
+        with tracer.carried(item.context):
+            span = rpc_span(LOOKUP, Kind.SERVER)
+            if not span:
+                return self._look(item, arrived_s, NOTHING)
+            with span.begun():
+                return self._look(item, arrived_s, span)
 
     def _look(self, item: Any, arrived_s: float, span: AnySpan) -> int:
         limit_s = item.deadline_ms / 1000 if item.deadline_ms else self._streams.max_deadline_s
@@ -181,6 +185,10 @@ class _Stream:
             self._refuse(id, DeadlineExceeded(f"no answer within {limit_s:.3g} s"), arrived_s, span)
         except Exception as error:
             self._refuse(id, error, arrived_s, span)
+        except asyncio.CancelledError:  # the call has ended, so nobody is told
+            span.status("CANCELLED")
+            span.end()
+            raise
         if self._written.is_set():
             await self._flush()
 

@@ -53,6 +53,7 @@ class LookupWorkers:
         self._port = port
         self._supervisors: list[asyncio.Task[None]] = []
         self._processes: dict[int, Process] = {}
+        self._counted: dict[int, ProcessFigures] = {}
         self._draining = False
         self.started = False
         self.up: set[int] = set()
@@ -82,9 +83,11 @@ class LookupWorkers:
         return {number: process.pid for number, process in self._processes.items()}
 
     def figures(self) -> list[ProcessFigures]:
-        """What each has counted so far, over all its lives."""
-        found = (read(self._place.figures(number)) for number in range(self._config.lookup_workers))
-        return [item for item in found if item is not None]
+        """What each has counted so far, over all its lives; as last read where that cannot be, for counters never fall."""
+        for number in range(self._config.lookup_workers):
+            if (found := read(self._place.figures(number))) is not None:
+                self._counted[number] = found
+        return list(self._counted.values())
 
     def fault(self) -> str:
         """Which workers are missing, in words; the coordinator serves without them."""

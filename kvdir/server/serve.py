@@ -8,6 +8,7 @@ one, counted from the request to stop, for whatever has to end; a second request
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import functools
 import logging
@@ -216,7 +217,7 @@ async def running(coordinator: AnyCoordinator, stop: Stop | None = None) -> Asyn
 
 def _open(side: HttpSide, stack: contextlib.AsyncExitStack) -> str:
     """Its address; it is closed with the stack."""
-    stack.callback(side.close)
+    stack.push_async_callback(asyncio.to_thread, side.close)  # a scrape under way may wait for this loop
     host, port = side.address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -311,7 +312,7 @@ def _bind(server: grpc.aio.Server, host: str, port: int, tls: ServerTls | None) 
 
 
 def _refresher(coordinator: AnyCoordinator) -> Callable[[], None]:
-    """Puts figures aside on the event loop, called from the HTTP thread. A loop that is stuck leaves the older ones.
+    """Puts figures aside on the event loop, called from the HTTP thread. A loop that is stuck, or ends, leaves the older ones.
 
     In slices, with a turn for everybody else after each: a fleet of a thousand nodes takes tens of ms in all.
     """
@@ -325,8 +326,10 @@ def _refresher(coordinator: AnyCoordinator) -> Callable[[], None]:
                 until_s = time.perf_counter() + _SLICE_S
 
     def ask() -> None:
+        if loop.is_closed():
+            return
         asked = asyncio.run_coroutine_threadsafe(refresh(), loop)
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(TimeoutError, concurrent.futures.CancelledError):
             asked.result(_REFRESH_S)
         asked.cancel()
 

@@ -128,6 +128,27 @@ def test_format_and_packing_follow_the_headers_when_metrics_are_asked_for() -> N
         assert int(headers["Content-Length"]) > 10_000
 
 
+def test_packing_is_not_used_when_the_client_says_no() -> None:
+    with serving(Source(nodes=500)) as side:
+        for said in ("gzip;q=0", "x-gzip-like", "identity"):
+            assert ask(side, "/metrics", Accept_Encoding=said)[1]["Content-Encoding"] is None
+        assert ask(side, "/metrics", Accept_Encoding="deflate, GZIP ; q=0.5")[1]["Content-Encoding"] == "gzip"
+        assert ask(side, "/metrics", Accept="application/openmetrics-text;q=0, text/plain")[1]["Content-Type"] == TEXT
+
+
+def test_scraper_is_told_when_a_collector_has_a_bug() -> None:
+    source = Source()
+
+    def broken() -> float:
+        raise KeyError("gone")
+
+    source.tally.watch("loop_lag_seconds", broken)
+    with serving(source) as side:
+        status, _, words = ask(side, "/metrics")
+        assert (status, b"http request failed" in words) == (500, True)
+        assert ask(side, "/healthz")[0] == 200
+
+
 def test_probes_say_why_when_something_is_wrong() -> None:
     with serving(Source(), fault="warming") as side:
         assert ask(side, "/healthz")[::2] == (200, b"ok\n")

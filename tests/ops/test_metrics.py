@@ -12,18 +12,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grpc
+import grpc.aio
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
+from kvdir.client.engine_findings import Finding, FindingKind
 from kvdir.core.directory import Directory, Limits
 from kvdir.index import Sketch, open_index
 from kvdir.obs import definitions, trace
-from kvdir.obs.definition import OTHER, Definition, Exposer, Kind
+from kvdir.obs.call_figures import CallFigures
+from kvdir.obs.definition import OTHER, Definition, Exposer, Histogram, Kind
 from kvdir.obs.exposition import OPENMETRICS, TEXT, render
 from kvdir.obs.http import HttpSide
-from kvdir.obs.labels import MAX_NODES
+from kvdir.obs.labels import HANDSHAKE, MAX_NODES, RATIO_BUCKETS, SERVING_FAULT
 from kvdir.obs.metrics import CoordinatorMetrics
+from kvdir.obs.stream_metrics import stream_row
+from kvdir.rpc.interceptors import EdgeInterceptor
 from kvdir.server.app import build_shared
 from kvdir.server.config import CoordinatorConfig
 from kvdir.server.serve import running
@@ -32,6 +38,7 @@ from kvdir.testing.many_nodes import fill, many_namespaces
 from kvdir.testing.prometheus_servers import Prometheus, program
 from kvdir.testing.served import FAST_CONFIG, serving
 from kvdir.testing.wait import eventually
+from peer_agent.server.metrics import AgentCollector
 from peer_agent.testing.cluster import LocalCluster, local_cluster
 
 TIMEOUT_S = 30.0
@@ -190,6 +197,97 @@ def test_series_stay_within_the_bound_when_a_fleet_is_larger_than_any() -> None:
     assert sum(streams.values()) == 2_000
     missing = families["kvdir_stream_missing_events"].samples
     assert sum(sample.value for sample in missing) >= 200, "the sum over nodes is that of all of them"
+
+
+class CrowdedPlane:
+    """A data plane of an agent that has seen everything that one can see."""
+
+    lanes = {f"lane-{number}/{side}": 1 for number in range(50) for side in "ab"}  # noqa: RUF012
+
+    def stats(self) -> dict[str, int]:
+        names = ("reads", "blocks", "bytes", "mover_starts", "mover_kills", "connections", *SERVING_FAULT.values)
+        return dict.fromkeys(names, 1) | {f"tls_{outcome}": 1 for outcome in HANDSHAKE.values}
+
+
+async def test_series_of_an_agent_stay_within_the_bound_when_everything_is_crowded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr("peer_agent.server.app.AgentCollector", lambda **parts: made.append(AgentCollector(**parts)) or made[0])
+    async with local_cluster(
+        tmp_path,
+        "owner",
+        http_listen="127.0.0.1:0",
+        replica=True,
+        engine=("vllm=tcp://127.0.0.1:1", "model=test", "hash=opaque", "seed=1"),
+    ) as cluster:
+        collector, address = made[0], cluster.agents["owner"].ready.http
+        _crowd(collector, monkeypatch)
+        text = await scrape(address)
+    families = exposed(text)
+    for name, family in families.items():
+        assert len(family.samples) <= definitions.DEFINITIONS[name].series_at_most, name
+    assert 1_000 <= sum(len(family.samples) for family in families.values()) <= 2_000
+    assert problems(text) == ""
+
+
+def _crowd(collector: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Far more of everything than labels have room for."""
+    names = [f"thing-{number}" for number in range(60)]
+    (occupied,), (publisher,) = collector._store.occupancy(), collector._publishing.stats()
+    (stream,) = collector._engines.figures()
+    for namespace in many_namespaces(100, tenants=20):
+        collector._store.namespaces[namespace.digest] = namespace
+    crowd = [replace(occupied, namespace_digest=digest) for digest in collector._store.namespaces]
+    monkeypatch.setattr(type(collector._store), "occupancy", lambda self: crowd)
+    monkeypatch.setattr(type(collector._store), "incomplete", lambda self, digest: 1)
+    pools = collector._stager.pools
+    monkeypatch.setattr(type(pools), "counts", lambda self: [(item.namespace_digest, 1) for item in crowd])
+    publishers = [replace(publisher, address=name) for name in names]
+    monkeypatch.setattr(type(collector._publishing), "stats", lambda self: publishers)
+    streams = [replace(stream, stream=name, rejected=dict.fromkeys(names, 1)) for name in names]
+    monkeypatch.setattr(type(collector._engines), "figures", lambda self: streams)
+    findings = [Finding(name, kind, "", 0.0) for name in names for kind in FindingKind]
+    monkeypatch.setattr(type(collector._engines), "findings", lambda self: findings)
+    monkeypatch.setattr(type(collector._peers), "planes_in_use", lambda self: dict.fromkeys(names, 1))
+    for name in names:
+        collector._planes[name] = CrowdedPlane()
+        collector._peers.predictions[name] = Histogram(RATIO_BUCKETS)
+        collector._reader.counters.tally.read(name, took_s=0.1, size_bytes=1)
+        for code in range(20):
+            collector._calls.began(name)
+            collector._calls.ended(name, f"CODE{code}", 0.01)
+        collector.tally.set("tls_expires_timestamp_seconds", 1.0, name)
+
+
+async def test_a_call_counts_with_its_code_when_its_handler_aborts_it_itself() -> None:
+    async def handler(request: Any, context: Any) -> None:
+        await context.abort(grpc.StatusCode.NOT_FOUND, "nothing here")
+
+    figures = CallFigures()
+    edge = EdgeInterceptor(figures, max_deadline_s=TIMEOUT_S, on_bug=lambda *_: None)
+    server = grpc.aio.server(interceptors=[edge])
+    handlers = {"Ask": grpc.unary_unary_rpc_method_handler(handler), "Talk": grpc.stream_stream_rpc_method_handler(handler)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Test", handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        with pytest.raises(grpc.aio.AioRpcError):
+            await channel.unary_unary("/test.Test/Ask")(b"", timeout=TIMEOUT_S)
+        assert await channel.stream_stream("/test.Test/Talk")(timeout=TIMEOUT_S).code() is grpc.StatusCode.NOT_FOUND
+    await server.stop(None)
+    assert {name: method.by_code for name, method in figures.methods.items()} == {
+        "Ask": {"NOT_FOUND": 1},
+        "Talk": {"NOT_FOUND": 1},
+    }
+
+
+def test_untrusted_time_never_falls_when_a_stream_is_ahead_of_the_scrape() -> None:
+    directory = Directory(open_index(seed=1), Sketch, Limits(), now_s=0.0)
+    fill(directory, nodes=1, namespaces=many_namespaces(1, tenants=1), now_s=100.0)
+    stream = directory.nodes["node-00000"].stream
+    assert stream is not None
+    assert stream_row(stream, now_s=99.0).untrusted_s == stream.cursor.untrusted_total_s
 
 
 @pytest.mark.parametrize("nodes", [1, 100])

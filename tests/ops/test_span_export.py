@@ -13,6 +13,7 @@ from kvdir.obs import otlp, trace
 from kvdir.obs.otlp import Collector, Exporter, collector
 from kvdir.obs.spans import NO_TRACER, span
 from kvdir.obs.trace import TraceContext
+from kvdir.obs.tracing import open_tracing
 from kvdir.testing.span_collector import SpanCollector, decode
 from kvdir.testing.wait import wait_until
 from kvdir.v1 import otlp_pb2 as pb
@@ -77,6 +78,38 @@ def test_rejected_spans_are_counted_when_a_batch_is_taken_in_part() -> None:
         make(exporter, 5)
         wait_until(lambda: exporter.figures.exported + exporter.figures.refused == 5, "all are accounted for")
         assert exporter.figures.refused in (2, 4)  # of each batch two
+
+
+def test_nothing_is_said_when_the_collector_closes_what_is_idle(caplog: pytest.LogCaptureFixture) -> None:
+    with SpanCollector() as received, exporting(received.url) as exporter:
+        for number in (1, 2, 3):
+            make(exporter)
+            wait_until(lambda number=number: exporter.figures.exported == number, "it is there")  # type: ignore[misc]
+            connection = exporter._connection
+            assert connection is not None
+            if connection.sock is not None:
+                connection.sock.shutdown(socket.SHUT_RDWR)
+    assert not caplog.records
+
+
+def test_the_next_spans_arrive_when_some_cannot_be_written(caplog: pytest.LogCaptureFixture) -> None:
+    with SpanCollector() as received, exporting(received.url) as exporter:
+        with trace.within(TraceContext(TRACE, "", True, recorder=exporter)), span("work") as mine:
+            mine.set("kvdir.blocks", 2**64)
+        wait_until(lambda: exporter.figures.refused == 1, "it is given up")
+        make(exporter)
+        wait_until(lambda: exporter.figures.exported == 1, "the other one is there")
+    assert [record.message for record in caplog.records] == ["spans cannot be sent"]
+
+
+@pytest.mark.parametrize("said", ["authorization=Bearer%20s3cret%0A", "api key=s3cret", "=s3cret", "x=s3cret\u00e9"])
+def test_headers_that_cannot_be_sent_are_refused_without_their_values(said: str, caplog: pytest.LogCaptureFixture) -> None:
+    environ = {"OTEL_EXPORTER_OTLP_HEADERS": said}
+    tracing = open_tracing("http://127.0.0.1:9", 0.0, service="s", instance="i", version="1", environ=environ)
+    assert tracing.exporter is None
+    (record,) = caplog.records
+    assert "OTEL_EXPORTER_OTLP_HEADERS" in record.message
+    assert "s3cret" not in str(vars(record))
 
 
 def test_new_spans_are_dropped_and_counted_when_too_many_wait() -> None:

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from kvdir.obs import definitions, labels
+from kvdir.obs.call_figures import CallFigures
 from kvdir.obs.definition import OTHER, Buckets, Definition, Exposer, Family, Fold, Kind, Label
 from kvdir.obs.tally import Tally
 from peer_agent.core.effects import LoadStatus
@@ -56,6 +57,29 @@ def test_values_beyond_the_bound_become_one_series_when_a_label_is_full(fold: Fo
     for number in range(MANY):
         family.add(number, f"n{number}")
     assert by_labels(family) == {("n0",): 0, ("n1",): 1, (OTHER,): other}
+
+
+def test_counters_have_no_sum_that_could_fall_when_what_they_count_comes_and_goes() -> None:
+    label = Label("node", bound=2, why="two", comes_and_goes=True)
+    family = Family(Definition("kvdir_x_total", Kind.COUNTER, "X.", (label,)))
+    for number in range(MANY):
+        family.add(number, f"n{number}")
+    assert by_labels(family) == {("n0",): 0, ("n1",): 1}
+
+
+def test_calls_keep_their_series_when_others_come_that_are_listed_before_them() -> None:
+    figures = CallFigures()
+
+    def call(*pairs: tuple[str, str]) -> list[tuple[str, ...]]:
+        for pair in pairs:
+            figures.began(pair[0])
+            figures.ended(*pair, 0.001)
+        (calls,) = [family for family in figures.families("kvdir") if family.definition.name == "kvdir_rpc_calls_total"]
+        return list(by_labels(calls))
+
+    first = call(*((f"M{number}", f"CODE{code}") for number in range(16) for code in range(8)))
+    assert len(first) == 128
+    assert call(("M0", "LATE"), ("M1", "LATE")) == [*first, (OTHER, OTHER)]
 
 
 def test_all_series_start_at_zero_when_the_values_of_all_labels_are_known() -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from kvdir.core.repeats import FIRST
 from kvdir.obs import trace
-from kvdir.obs.logs import AUDIT, JsonFormatter, LogfmtFormatter, QueueingHandler, log_faults, say
+from kvdir.obs.logs import AUDIT, MAX_VALUE, JsonFormatter, LogfmtFormatter, QueueingHandler, log_faults, say
 from kvdir.obs.trace import parse
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -199,6 +199,19 @@ def test_tracebacks_are_let_go_when_their_line_waits() -> None:
         assert record.exc_info is None
         assert record.fields == {"error": "x"}
         stuck.released.set()
+
+
+def test_line_is_short_and_json_when_values_are_not() -> None:
+    names = ["n1"]
+    with logging_to() as log:
+        log.say(logging.ERROR, "odd", node="n" * 100_000, age_s=float("inf"), table={b"key": 1}, names=names)
+        log.logger.error("from elsewhere: %s", "x" * 100_000)
+        names.append("later")
+        first, second = log.lines()
+    fields = json.loads(first, parse_constant=pytest.fail)
+    assert fields["node"].endswith("n... (100000 characters)")
+    assert (fields["age_s"], fields["table"], fields["names"]) == ("inf", "{b'key': 1}", "['n1']")
+    assert len(first) < MAX_VALUE + 1000 > len(second)
 
 
 def test_settings_are_refused_in_words_when_they_are_wrong() -> None:

@@ -49,6 +49,7 @@ class StoreLink:
         self.namespaces = NamespaceTable(limit=config.max_namespaces)
         self.breaker = Breaker()
         self.health = Health()
+        self.evicted = 0  # keys, as the servers' sum rose: it falls when one restarts or leaves
         self.calls = CallFigures()
         self.away = "not opened yet"
         self.opened_s: float | None = None
@@ -194,7 +195,8 @@ class StoreLink:
         await self.read_namespaces()
         for known in self.namespaces:
             await self._put_namespace(known.digest, known.namespace.canonical().encode())
-        self.health = await self.store.health(deadline_s=self._timeout_s)
+        before, self.health = self.health, await self.store.health(deadline_s=self._timeout_s)
+        self.evicted += max(0, self.health.evicted - before.evicted)
         self.lost_buckets = (await self.store.counts((), deadline_s=self._timeout_s)).lost_buckets
         limit_s, left_only = self._config.forget_after_s, not self._config.forget_enforce
         for node, token in list(self.fleet.orphans(limit_s=limit_s, left_only=left_only, now_s=now_s)):
