@@ -112,7 +112,7 @@ def test_spans_nest_when_they_are_sampled() -> None:
                 carried = dict(trace.metadata() or ())
                 assert inner
             assert carried == {"traceparent": f"00-{TRACE}-{inner.context.span_id}-01", "tracestate": "v=1"}
-        assert trace.current() == parse(SAMPLED, "v=1")
+        assert trace.current() == parse(SAMPLED, "v=1", recorder=kept)
     first, second = kept.spans
     assert (first.name, first.parent_id, second.parent_id) == ("inner", second.context.span_id, CALLER)
     assert second.start_ns <= first.start_ns <= first.end_ns
