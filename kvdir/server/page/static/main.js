@@ -91,8 +91,10 @@ function say(now, words) {
 function notices() {
   const silent_s = (Date.now() - lastMs) / 1000;
   const out = [];
-  if (state === "lost" && lastMs) out.push(["bad", `Connection lost ${span(silent_s)} ago (${$("live-words").textContent}). What you see is as of ${clock(lastMs)}; trying again.`]);
-  else if (state === "lost") out.push(["bad", `The coordinator does not answer (${$("live-words").textContent}): is it running? Trying again.`]);
+  const said = $("live-words").textContent;
+  const why = said === "connection lost" ? "" : ` (${said})`;
+  if (state === "lost" && lastMs) out.push(["bad", `Connection lost${why}. What you see is ${span(silent_s)} old, as of ${clock(lastMs)}; trying again.`]);
+  else if (state === "lost") out.push(["bad", `The coordinator does not answer${why}: is it running? Trying again.`]);
   else if (stuck) out.push(["bad", `${stuck}. What you see is as of ${lastMs ? clock(lastMs) : "never"}.`]);
   else if (state === "live" && silent_s > LATE_S) out.push(["warn", `No picture for ${span(silent_s)}: the coordinator is busy, or the way to it is cut. What you see is as of ${clock(lastMs)}.`]);
   $("main").classList.toggle("old", out.length > 0);
