@@ -1,7 +1,8 @@
 """What the page is made of: plain values, copied on the coordinator's event loop, used elsewhere.
 
 Rules: a copy of a coordinator's own directory never holds the loop for longer than TURN_NODES nodes take (of a shared store it
-takes all nodes in one turn); nothing in it changes afterwards. Nodes of one copy may be a few turns apart, each with its own age. Answers to questions (explain, story) are values, too.
+takes all nodes in one turn); nothing in it changes afterwards. Nodes of one copy may be a few turns apart, each with its own
+age. Answers to questions (explain, story) are values, too.
 """
 
 from __future__ import annotations
