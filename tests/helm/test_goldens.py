@@ -68,6 +68,19 @@ def test_the_engine_pod_is_restricted_and_valid_when_it_has_the_agent_as_a_sidec
     assert agent["startupProbe"]["periodSeconds"] * agent["startupProbe"]["failureThreshold"] >= 60 + 32
 
 
+def test_users_are_whole_numbers_when_they_are_as_large_as_openshifts(vllm: Path) -> None:
+    """Helm reads numbers as floating point, and writes large ones as 1e+09."""
+    user = 1000660000
+    sidecar = rendered_example(vllm, {"kvdir": {"agent": {"runAsUser": user}}}).of("Deployment")[0]
+    node = render({"insecure": True, "agent": {"mode": "daemonset", "runAsUser": user}}).of("DaemonSet")[0]
+    for workload, containers in ((sidecar, "initContainers"), (node, "containers")):
+        spec = workload["spec"]["template"]["spec"]
+        for context in (spec["securityContext"], spec[containers][0]["securityContext"]):
+            assert [(text, type(text)) for key, text in context.items() if key in ("runAsUser", "runAsGroup", "fsGroup")] == [
+                (user, int)
+            ] * (3 if "fsGroup" in context else 2)
+
+
 def test_engine_and_agent_meet_when_they_are_in_one_pod(vllm: Path) -> None:
     rendered = rendered_example(vllm)
     pod = rendered.of("Deployment")[0]["spec"]["template"]["spec"]

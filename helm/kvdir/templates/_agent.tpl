@@ -180,8 +180,8 @@ ports:
 resources:
   {{- include "kvdir.agent.resources" . | nindent 2 }}
 securityContext:
-  runAsUser: {{ .Values.agent.runAsUser }}
-  runAsGroup: {{ .Values.agent.runAsUser }}
+  runAsUser: {{ int64 .Values.agent.runAsUser }}
+  runAsGroup: {{ int64 .Values.agent.runAsUser }}
   allowPrivilegeEscalation: false
   readOnlyRootFilesystem: true
   runAsNonRoot: {{ ne (int .Values.agent.runAsUser) 0 }}
