@@ -70,6 +70,10 @@ def test_what_has_the_focus_or_is_marked_stays_while_figures_change(look: Look) 
         page.evaluate("getSelection().selectAllChildren(document.querySelector('#namespaces-body td'))")
         wait_pictures(page, 3)
         assert page.evaluate("getSelection().toString()") == MODEL_OF_FLEET
+        page.evaluate("getSelection().selectAllChildren(document.body)")
+        namespaces = page.locator("#namespaces-body")
+        before = namespaces.inner_text()
+        wait_until(lambda: namespaces.inner_text() != before, "a page that is marked as a whole goes on", within_s=60)
 
 
 def test_it_is_readable_in_both_colours_at_any_width(look: Look) -> None:

@@ -29,10 +29,10 @@ export function setAttribute(element, name, value) {
 }
 
 // Puts new content into a box that is drawn anew every second. What somebody has the focus on keeps it: the button of the same text
-// and place in it. What somebody marks, to copy it, stays until it is unmarked.
+// and place in it. What somebody marks inside of it, to copy it, stays until it is unmarked; a page that is marked as a whole goes on.
 export function swap(box, ...children) {
   const marked = document.getSelection();
-  if (!marked.isCollapsed && marked.containsNode(box, true)) return;
+  if (!marked.isCollapsed && box.contains(marked.anchorNode) && box.contains(marked.focusNode)) return;
   const had = box.contains(document.activeElement) && document.activeElement !== box ? document.activeElement : null;
   const same = () => [...box.querySelectorAll(had.tagName)].filter((one) => one.textContent === had.textContent);
   const at = had ? same().indexOf(had) : 0;
