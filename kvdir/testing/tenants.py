@@ -110,14 +110,21 @@ class Said:
 
 
 async def hear(address: str, name: str, method: str, *requests: Any, most: int = 64) -> Said:
-    """Calls as `name`: sends the requests, ends its side, and hears everything, at most `most` answers."""
+    """Calls as `name`: sends the requests, ends its side, and hears everything, at most `most` answers.
+
+    A single request goes with the call, of whatever kind it is: grpc.aio says INTERNAL for a status that comes before a write.
+    """
     async with dialer(name).aio(address, options=()) as channel:
-        call: Any = channel.stream_stream(method)()
+        if len(requests) == 1:
+            call: Any = channel.unary_stream(method)(requests[0].SerializeToString())
+        else:
+            call = channel.stream_stream(method)()
         answers: list[bytes] = []
         try:
-            for request in requests:
-                await call.write(request.SerializeToString())
-            await call.done_writing()
+            if len(requests) != 1:
+                for request in requests:
+                    await call.write(request.SerializeToString())
+                await call.done_writing()
             while len(answers) < most and (data := await call.read()) is not grpc.aio.EOF:
                 answers.append(data)
         except (grpc.aio.AioRpcError, grpc.aio.UsageError):
