@@ -77,7 +77,8 @@ async def test_workers_open_the_same_and_pass_the_caller_on_when_they_share_the_
             who = await hear(served.address, "router", "/kvdir.v1.Admin/WhoAmI", NOTHING)
             assert (who.code, b"spiffe://kvdir.test/router" in who.answers[0]) == ("OK", True)
             for method in ("Admin/Nodes", "Directory/Watch", "Events/Publish"):
-                assert (await hear(served.address, "router", f"/kvdir.v1.{method}", NOTHING)).code == "PERMISSION_DENIED"
+                refused = await hear(served.address, "router", f"/kvdir.v1.{method}", NOTHING)
+                assert refused.code == "PERMISSION_DENIED", (method, refused.details)
 
 
 def test_nothing_starts_when_the_policy_cannot_be_used(tmp_path: Path) -> None:
