@@ -6,7 +6,7 @@ Packed where there is one item per block. Nothing here does anything.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvdir.core.event import Event
 from kvdir.fingerprint import Fingerprints
@@ -84,7 +84,7 @@ class Locked:
     records: bytes
     present: int
     expires_s: float
-    capability: bytes = b""
+    capability: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,7 +172,7 @@ def _ready_view(said: dict[str, Any]) -> object:
             ("page", said["page"]),
             *(("coordinator", child["grpc"]) for child in said["coordinators"]),
             *(("metrics", url) for url in said["metrics"]),
-            *((f"export KVDIR_TLS_{name.upper()}", path) for name, path in said["tls"].items()),
+            *(("export", f"KVDIR_TLS_{name.upper()}={path}") for name, path in said["tls"].items()),  # as a shell reads it
             ("stop it", "with Ctrl-C; nothing is left behind"),
         ]
     )
