@@ -18,6 +18,8 @@ RUNBOOK = "docs/runbook.md"
 """The chart puts the address under which you serve it in its place (monitoring.runbook)."""
 FLEET = "cluster, namespace"
 PROCESS = "cluster, namespace, job, instance"
+OF_NAMESPACE = "{{ with $labels.namespace }} of {{ . }}{{ end }}"
+"""Of a description: outside Kubernetes there is no such label."""
 
 
 class Severity(enum.StrEnum):

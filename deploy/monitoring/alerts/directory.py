@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deploy.monitoring.rules import FLEET, PROCESS, Alert, Group, Severity
+from deploy.monitoring.rules import FLEET, OF_NAMESPACE, PROCESS, Alert, Group, Severity
 
 _HEARD = f"and on ({PROCESS}, node) kvdir_stream_age_seconds < 60"
 """Of nodes that have not gone: expire_after_s is 60 s."""
@@ -15,7 +15,7 @@ DIRECTORY = Group(
             expr=f"max by ({FLEET}) (peer_agent_publisher_connected) == 0",
             why="No agent has any coordinator: no node finds blocks of another. Two minutes outlast a restart of all.",
             summary="No agent reaches any coordinator",
-            description="Nothing moves between the nodes of {{ $labels.namespace }}: every node has what it holds itself.",
+            description=f"Nothing moves between the nodes{OF_NAMESPACE}: every node has what it holds itself.",
         ),
         Alert(
             name="KvdirPublisherNotConnected", after="5m",
@@ -23,7 +23,7 @@ DIRECTORY = Group(
             why="Reconnecting takes a second, a new address some more; five minutes are neither.",
             summary="An agent does not reach a coordinator",
             description=(
-                "{{ $labels.instance }} does not publish to {{ $labels.coordinator }}, which forgets it after forget_after_s."
+                "{{ $labels.instance }} does not publish to {{ $labels.coordinator }}, which soon names it no more."
             ),
         ),
         Alert(

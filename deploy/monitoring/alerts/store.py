@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deploy.monitoring.rules import FLEET, Alert, Group, Severity
+from deploy.monitoring.rules import FLEET, OF_NAMESPACE, Alert, Group, Severity
 
 STORE = Group(
     "kvdir-store",
@@ -15,7 +15,7 @@ STORE = Group(
                 "block."
             ),
             summary="No coordinator reaches the shared store",
-            description="All lookups of {{ $labels.namespace }} are answered without hits: nodes recompute what others hold.",
+            description=f"All lookups{OF_NAMESPACE} are answered without hits: nodes recompute what others hold.",
         ),
         Alert(
             name="KvdirStoreUnreachable", after="2m", expr="kvdir_store_up == 0",
