@@ -23,7 +23,7 @@ HOSTILE = (
 MODEL = "<iframe srcdoc=x>"
 READ = (
     *(".dim", ".legend li", "#fleet-map .name", "#fleet-map .word", ".card .label", "#namespaces-body th", "#live-words"),
-    *("#namespaces-body td", ".matrix .cell", ".matrix th", "#explain-form button", "#theme", ".log .words"),
+    *("#namespaces-body td", ".matrix .cell", ".matrix th", "#explain-form button", "#theme"),
 )
 HEAP_BYTES = 50 * 2**20
 DRAW_MS = 100
