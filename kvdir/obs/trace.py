@@ -176,6 +176,12 @@ def enter(context: TraceContext | None, *, request_id: str = "") -> None:
         _request_id.set(clean_request_id(request_id))
 
 
+def leave() -> None:
+    """The trace, not the request id: for a call that serves many requests, which name theirs in its messages."""
+    if _trace.get() is not None:
+        _trace.set(None)
+
+
 def detached() -> contextvars.Context:
     """The context for a task that serves many requests: without any."""
     context = contextvars.copy_context()

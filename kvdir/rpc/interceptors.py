@@ -168,6 +168,7 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
         return call
 
     def _admit_stream(self, path: str, context: Context, turn: _Turn) -> Caller:
+        trace.leave()
         who = self._gate.admit(path, context, stream=True)
         if who is not UNCHECKED:
             who.break_off = turn.end

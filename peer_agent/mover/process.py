@@ -23,6 +23,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from kvdir.obs import trace
 from kvdir.obs.logs import say, say_bug
 from peer_agent.mover.backend import BackendError
 from peer_agent.mover.child import Asked, MoverChild, MoverLost, MoverSpec
@@ -55,7 +56,9 @@ class MoverProcess:
     async def start(self) -> Opened:
         """Waits for the first mover to be ready. Raises BackendError; close() is still due then."""
         child = await self._launch()
-        self._supervisor = asyncio.create_task(self._supervise(child), name=f"mover-{self._spec.backend}")
+        self._supervisor = asyncio.create_task(
+            self._supervise(child), name=f"mover-{self._spec.backend}", context=trace.detached()
+        )
         self._supervisor.add_done_callback(self._unsupervised)
         assert child.opened is not None
         return child.opened

@@ -38,6 +38,7 @@ from kvdir.testing.many_nodes import fill, many_namespaces
 from kvdir.testing.prometheus_servers import Prometheus, program
 from kvdir.testing.served import FAST_CONFIG, serving
 from kvdir.testing.wait import eventually
+from kvdir.v1 import directory_pb2, directory_pb2_grpc
 from peer_agent.server.metrics import AgentCollector
 from peer_agent.testing.cluster import LocalCluster, local_cluster
 
@@ -280,6 +281,16 @@ async def test_a_call_counts_with_its_code_when_its_handler_aborts_it_itself() -
         "Ask": {"NOT_FOUND": 1},
         "Talk": {"NOT_FOUND": 1},
     }
+
+
+async def test_lookups_are_not_of_the_trace_in_which_their_stream_was_opened() -> None:
+    async with serving(FAST_CONFIG) as served, grpc.aio.insecure_channel(served.address) as channel:
+        metadata = ((trace.TRACEPARENT_KEY, f"00-{'ab' * 16}-{'cd' * 8}-01"),)
+        call = directory_pb2_grpc.DirectoryStub(channel).LookupStream(timeout=TIMEOUT_S, metadata=metadata)
+        await call.write(directory_pb2.LookupStreamRequest(lookups=[directory_pb2.StreamedLookup(id=1)]))
+        assert [answer.id for answer in (await call.read()).answers] == [1]
+        figures = served.coordinator.metrics.calls.methods["StreamedLookup"]
+        assert (sum(figures.by_code.values()), figures.exemplars) == (1, {})
 
 
 def test_untrusted_time_never_falls_when_a_stream_is_ahead_of_the_scrape() -> None:
