@@ -121,7 +121,12 @@ class LocalCluster:
         """Until the coordinator knows everything the node holds."""
         agent = self.agents[node]
         held = sum(item.committed for item in agent.store.occupancy())
-        await eventually(lambda: self.known_blocks(node) == held, what=f"coordinator knows {node}'s {held} blocks")
+
+        def known() -> bool:
+            heard = any(view.trust.node == node for view in self._nodes())  # with its namespaces, also if it holds nothing
+            return heard and self.known_blocks(node) == held
+
+        await eventually(known, what=f"coordinator knows {node}'s {held} blocks")
 
     def _nodes(self) -> Iterable[Any]:
         from kvdir.core.inspect import node_views
