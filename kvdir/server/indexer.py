@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from http import HTTPStatus
 from typing import Any, Protocol, TypeVar
 from urllib.parse import parse_qs
@@ -192,10 +192,16 @@ class Indexer:
             tenant, instance_id = instance_id_of(item.instance)
             if tenant == query.tenant and query.instance_id in ("", instance_id):
                 hits[instance_id] = Hit.of(instance_id, item, scores)
-        for (tenant, instance_id, rank), known in self._registered.items():
+        for known in self._seen():
+            tenant, instance_id, rank = known.key
             if (tenant, known.model) == (query.tenant, query.model) and query.instance_id in ("", instance_id):
                 hits[instance_id] = hits.get(instance_id, Hit(instance_id)).with_rank(rank)
         return list(hits.values())
+
+    def _seen(self) -> Iterator[Registration]:
+        """What is registered for tenants that may be answered about: the policy may have changed since."""
+        sees = self._sees()
+        return (item for item in self._registered.values() if tenant_of(item.tenant) in sees)
 
     def _ranks(self, tenant: str, instance_id: str) -> list[Registration]:
         found = [item for key, item in self._registered.items() if key[:2] == (tenant, instance_id)]
@@ -203,7 +209,7 @@ class Indexer:
 
     def _require_model(self, query: Query, models: set[str]) -> None:
         """models: those that this query may know of; another tenant's are as unknown as those that nobody has."""
-        models = models | {item.model for item in self._registered.values() if item.tenant == query.tenant}
+        models = models | {item.model for item in self._seen() if item.tenant == query.tenant}
         if query.model in models:
             return  # of another adapter: nobody has anything
         shown = ", ".join(sorted(models)[:8])
@@ -270,10 +276,7 @@ class Indexer:
         trusts = {trust.node: trust for trust in self._source.trusts()}
         listeners = {listener.stream: listener for listener in self._followed.listeners()}
         out = []
-        sees = self._sees()
-        for tenant, instance_id in dict.fromkeys(key[:2] for key in self._registered):
-            if tenant_of(tenant) not in sees:
-                continue
+        for tenant, instance_id in dict.fromkeys(item.key[:2] for item in self._seen()):
             ranks = [item for item in self._ranks(tenant, instance_id) if model in ("", item.model)]
             if ranks and group in ("", tenant):
                 named = [(item, registered_stream(item.node, item.tenant, item.instance_id, item.dp_rank)) for item in ranks]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http.client
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
 
+from kvdir.core.policy import ALL, Grant
 from kvdir.namespace import Namespace
 from kvdir.server.app import AnyCoordinator, score_source
 from kvdir.server.http_server import HttpLimits, HttpServer
@@ -58,7 +59,10 @@ class FakeFollowed:
 
 @contextlib.asynccontextmanager
 async def indexing_fakes(
-    coordinator: AnyCoordinator, grpc_address: str, limits: HttpLimits | None = None
+    coordinator: AnyCoordinator,
+    grpc_address: str,
+    limits: HttpLimits | None = None,
+    sees: Callable[[], Grant] = lambda: ALL,
 ) -> AsyncIterator[tuple[str, FakeFollowed, HttpServer]]:
     """(address, what is followed, the server) of an indexer over a coordinator that runs."""
     followed = FakeFollowed(grpc_address)
@@ -69,6 +73,7 @@ async def indexing_fakes(
         max_fingerprints=coordinator.config.max_fingerprints,
         not_ready=coordinator.not_ready,
         draining=lambda: coordinator.draining,
+        sees=sees,
     )
     server = HttpServer(indexer.answer, limits or HttpLimits())
     port = await server.start("127.0.0.1", 0, setting="indexer_listen")

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvdir.core.policy import ALL, Grant
 from kvdir.errors import Unsupported
 from kvdir.fingerprint import Fingerprints
 from kvdir.hashing import fingerprints
 from kvdir.location import Tier
-from kvdir.namespace import Namespace
+from kvdir.namespace import NO_TENANT, Namespace
 from kvdir.server.http_server import HttpLimits, HttpServer
 from kvdir.store.memory import MemoryBlockStore
 from kvdir.testing.fake_node import FakeNode
@@ -133,6 +134,19 @@ async def test_tenants_see_their_own_instances_only_when_registered_for_them() -
         ours = await it.post("/query", QUERY | {"tenant_id": "acme"})
         assert ours["acme"]["http://10.0.0.1:8000/v1"]["longest_matched"] == 64
         assert (await it.post("/query", QUERY))["default"] == {}
+
+
+async def test_a_registered_instance_is_unknown_when_its_tenant_is_taken_from_the_indexer() -> None:
+    sees = [ALL]
+    async with serving() as served, indexing_fakes(served.coordinator, served.address, sees=lambda: sees[-1]) as (address, *_):
+        assert (await call(address, "/register", REGISTER | {"tenant_id": "acme"}))[0] in (200, 201)
+        query = QUERY | {"tenant_id": "acme"}
+        assert (await call(address, "/query", query))[1]["acme"]
+        sees.append(Grant(frozenset((NO_TENANT,))))
+        status, foreign = await call(address, "/query", query)
+        assert (status, foreign["acme"]) == (200, {})
+        assert await call(address, "/query", QUERY | {"tenant_id": "nobody"}) == (200, {"nobody": {}, "instances": {}})
+        assert await call(address, "/workers") == (200, [])
 
 
 async def test_arena_of_the_agent_beside_it_counts_when_an_instance_is_registered_with_its_node() -> None:
