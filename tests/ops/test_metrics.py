@@ -174,7 +174,7 @@ async def test_prefetched_blocks_count_as_used_when_a_load_finds_them(tmp_path: 
 
 def crowded(nodes: int) -> CoordinatorMetrics:
     directory = Directory(open_index(seed=1), Sketch, Limits(), now_s=0.0)
-    fill(directory, nodes=nodes, namespaces=many_namespaces(500, tenants=100), now_s=0.0)
+    fill(directory, nodes=nodes, namespaces=many_namespaces(500, tenants=100), now_s=0.0, each=1, blocks=1)
     metrics = CoordinatorMetrics()
     for number in range(200):
         metrics.calls.began(f"Method{number}")
@@ -319,7 +319,13 @@ def test_openmetrics_say_the_same_when_a_scraper_accepts_them(nodes: int) -> Non
 
 async def test_everybody_else_has_turns_when_the_figures_of_a_large_fleet_are_put_aside() -> None:
     async with serving(FAST_CONFIG) as served:
-        fill(served.coordinator.directory, nodes=1_000, namespaces=many_namespaces(8, tenants=4), now_s=time.monotonic())
+        fill(
+            served.coordinator.directory,
+            nodes=1_000,
+            namespaces=many_namespaces(8, tenants=4),
+            now_s=time.monotonic(),
+            blocks=1,
+        )
         turns = 0
         scraping = asyncio.create_task(scrape(served.http))
         while not scraping.done():
