@@ -16,14 +16,15 @@ exemplars, the trace ids of sampled requests, on the `_rpc_duration_`, `_load_du
 `kvdir_` is a coordinator's, `peer_agent_` an agent's. Dashboards that draw them: docs/dashboards.md; alerts: docs/runbook.md.
 
 - Units are in the names: seconds, bytes, ratios from 0 to 1. `_total` only rises while a process lives, and so does every
-  `_bucket` (those by node begin at 0 with each epoch of the node); take `rate()` or `increase()`. Sums over a label mean something.
+  `_bucket` (those by node begin at 0 with each epoch of the node); take `rate()` or `increase()`.
+  Sums over a label mean something.
 - A metric whose labels all have known values begins with all of them at 0, so a rate over it is never absent.
 - What is **untrusted** is shown as such: a sum of blocks (`kvdir_views`, `kvdir_quota_used_bytes`) has its trust beside it.
 - Never a label: fingerprints, requests, tokens, salts, peers. A tenant appears as the digest of its salt, and only where
   a quota was configured for it.
 - Every label is bounded. Beyond its bound, values share one series named `other`: the sum, or where a sum would mean
-  nothing, the largest (ages, lags) or the smallest (trust, confirmed shares). Of nodes, those in trouble come first. Counters of
-  what comes and goes (nodes, coordinators, engine streams) have no `other`: it would fall when one of them leaves it, and
+  nothing, the largest (ages, lags) or the smallest (trust, confirmed shares). Of nodes, those in trouble come first. Counters
+  of what comes and goes (nodes, coordinators, engine streams) have no `other`: it would fall when one of them leaves it, and
   Prometheus would take that for a reset. Sums over a fleet beyond the bound are those of the metrics without that label.
 """
 
