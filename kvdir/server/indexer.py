@@ -188,12 +188,13 @@ class Indexer:
     def _hits(self, query: Query, scores: Scores) -> list[Hit]:
         """Of the tenant's instances, those with most first; registered ones and their ranks also with nothing."""
         hits: dict[str, Hit] = {}
+        if tenant_of(query.tenant) not in self._sees():
+            return []
         for item in scores.instances:
             tenant, instance_id = instance_id_of(item.instance)
             if tenant == query.tenant and query.instance_id in ("", instance_id):
                 hits[instance_id] = Hit.of(instance_id, item, scores)
-        for known in self._seen():
-            tenant, instance_id, rank = known.key
+        for (tenant, instance_id, rank), known in self._registered.items():
             if (tenant, known.model) == (query.tenant, query.model) and query.instance_id in ("", instance_id):
                 hits[instance_id] = hits.get(instance_id, Hit(instance_id)).with_rank(rank)
         return list(hits.values())

@@ -138,8 +138,12 @@ async def test_tenants_see_their_own_instances_only_when_registered_for_them() -
 
 async def test_a_registered_instance_is_unknown_when_its_tenant_is_taken_from_the_indexer() -> None:
     sees = [ALL]
-    async with serving() as served, indexing_fakes(served.coordinator, served.address, sees=lambda: sees[-1]) as (address, *_):
+    async with serving() as served, indexing_fakes(served.coordinator, served.address, sees=lambda: sees[-1]) as at:
+        address, followed, _ = at
         assert (await call(address, "/register", REGISTER | {"tenant_id": "acme"}))[0] in (200, 201)
+        for node in followed.nodes.values():  # its model is known from then on
+            node.store(blocks(1), Tier.GPU)
+            await node.synced()
         query = QUERY | {"tenant_id": "acme"}
         assert (await call(address, "/query", query))[1]["acme"]
         sees.append(Grant(frozenset((NO_TENANT,))))
