@@ -1,10 +1,12 @@
 """For tests of operations (`make test-ops`): the chart's rules, dashboards, page, TLS, tenants, against the real tools.
 
-They are deselected otherwise, because they need programs that tests/ops/install.sh brings.
+They are deselected otherwise, because they need programs that tests/ops/install.sh brings, and not even read where the packages
+of the extra `ops-tests` are missing (`make test-ops` installs them).
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -16,6 +18,8 @@ from typing import Any
 import pytest
 
 from kvdir.testing.prometheus_servers import Prometheus, Server, alertmanager_server, prometheus_server
+
+collect_ignore_glob = [] if importlib.util.find_spec("playwright") else ["test_*.py", "page"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
