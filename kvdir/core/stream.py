@@ -154,7 +154,8 @@ class StreamCursor:
             parts.append(self._damage)
         if self._holes:
             first, last = self._holes.ranges[0]
-            parts.append(f"{self.missing_events} events missing from {first}" + (f" to {last}" if last > first else ""))
+            missing = f"{self.missing_events} event{'s' if self.missing_events > 1 else ''} missing"
+            parts.append(f"{missing} from {first}" + (f" to {last}" if last > first else ""))
         elif self.next_seq <= self._top_seq:
             parts.append(f"events {self.next_seq} to {self._top_seq} came out of order")
         if not self.restated:
