@@ -49,8 +49,13 @@ class Security:
         return OPEN if self.file is None else self.file.policy
 
     def remark(self) -> str:
-        """For /readyz: what is not as the files say."""
-        return f"(the policy file is not taken: {self.file.fault})" if self.file is not None and self.file.fault else ""
+        """For /readyz, which anybody may read: what is not as the files say, without the faults, since they name tenants."""
+        return "(the policy file is not taken; the log says why)" if self.fault else ""
+
+    @property
+    def fault(self) -> str:
+        """Why the newest policy file is not in force, in words; empty when it is."""
+        return self.file.fault if self.file is not None else ""
 
     def watched_by(self, tally: Tally) -> None:
         """Its figures are exposed from now on."""

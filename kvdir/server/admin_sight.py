@@ -65,7 +65,8 @@ def _remark(security: Security, identity: Identity) -> str:
         return "no certificates are asked for here: everybody may everything"
     if security.file is None:
         return "no policy is set here: every certificate of the CA may everything"
-    fault = security.remark().strip("()")
-    if fault and not (Role.ADMIN in identity.roles and identity.tenants.every):
+    if not security.fault:
+        return ""
+    if not (Role.ADMIN in identity.roles and identity.tenants.every):
         return "the policy file has changed and is not taken: this is what the one before it gives"
-    return fault
+    return f"the policy file is not taken: {security.fault}"
