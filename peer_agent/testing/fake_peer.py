@@ -8,6 +8,7 @@ With `faulty_owner` behind its descriptor, the bytes are wrong as well. `asked` 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from typing import Any
 import grpc.aio
 
 from kvdir.location import PROTOCOL_VERSION
+from peer_agent.core.capability import KEY_BYTES, CapabilityMint
 from peer_agent.v1 import peer_pb2, peer_pb2_grpc
 
 
@@ -45,11 +47,21 @@ class FakePeer(peer_pb2_grpc.PeerServicer):
         self.asked += 1
         await self._maybe_never("Lock")
         return peer_pb2.LockResponse(
-            protocol_version=self.protocol_version, epoch=self.epoch, lock=self.lock, lease_ms=1000, blocks=self.records
+            protocol_version=self.protocol_version,
+            epoch=self.epoch,
+            lock=self.lock,
+            lease_ms=1000,
+            blocks=self.records,
+            capability=self._capability(request.reader),
         )
 
     async def Unlock(self, request: peer_pb2.UnlockRequest, context: Any) -> peer_pb2.UnlockResponse:
         return peer_pb2.UnlockResponse()
+
+    def _capability(self, reader: str) -> bytes:
+        """As an owner gives it; under a key that everybody knows, since whoever is behind the descriptor believes anything."""
+        mint = CapabilityMint(bytes(KEY_BYTES), epoch=self.epoch)
+        return mint.capability(self.lock, self.records, reader=reader, expires_s=time.monotonic() + 1.0)
 
     async def _maybe_never(self, call: str) -> None:
         if call in self.silent:
