@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import random
 import signal
 import subprocess
 import sys
@@ -20,6 +19,7 @@ import pytest
 from kvdir.client.aio import DirectoryClient
 from kvdir.testing.wait import eventually
 from peer_agent.demo.cluster import SHARED_MEMORY, locked_directory, remove_leftovers
+from peer_agent.testing.chats import write_chats
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -35,18 +35,7 @@ SMALL = ["--nodes", "3", "--block-bytes", "8KiB", "--blocks-per-node", "80", "--
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    """60 requests of 10 chats that grow and share their first block, so that peers have what a node lacks."""
-    rng, lengths, lines = random.Random(5), dict.fromkeys(range(10), 3), []
-    for number in range(60):
-        chat = rng.randrange(10)
-        lengths[chat] += rng.randrange(3)
-        blocks = [0, *(1000 * (chat + 1) + at for at in range(lengths[chat]))]
-        lines.append(
-            json.dumps({"timestamp": number, "input_length": 512 * len(blocks), "output_length": 1, "hash_ids": blocks})
-        )
-    path = tmp_path / "trace.jsonl"
-    path.write_text("\n".join(lines))
-    return path
+    return write_chats(tmp_path / "trace.jsonl")
 
 
 @pytest.fixture(autouse=True)
