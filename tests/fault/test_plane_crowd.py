@@ -10,7 +10,7 @@ import pytest
 
 from peer_agent.memory.arena import Arena
 from peer_agent.memory.layout import SizeClass
-from peer_agent.testing.timing import DEADLINE_SLACK_S, PROMPT_S, took
+from peer_agent.testing.timing import took
 from peer_agent.transport.base import Connection, ReadOutcome, ReadStatus, Transport
 from peer_agent.transport.check_rig import DEADLINE_S, Rig
 from peer_agent.transport.fake import Fault
@@ -20,7 +20,8 @@ from peer_agent.transport.tcp import TcpTransport
 
 DIGEST = b"crowd".ljust(32, b".")
 BLOCK, EACH, PEERS = 16 << 10, 4, 64
-SHORT_S = 0.5
+CROWD_S, CROWD_SLACK_S = 3.0, 1.0
+"""Deadline of a read, and what 64 at once in one process may take beyond it; half of it is soon."""
 MADE_FAULTS = (Fault.SLOW, Fault.GARBAGE, Fault.CLOSING)
 
 
@@ -56,22 +57,22 @@ async def test_good_peers_are_read_in_time_when_others_among_64_are_dead_silent_
             if rig.owner in dead:
                 rig.capabilities[7] = bytes(64)  # as good as any
             blocks = rig.request(stored, first=EACH * number)
-            outcome, seconds = await took(_settled(connection.read(blocks, deadline_s=SHORT_S)))
+            outcome, seconds = await took(_settled(connection.read(blocks, deadline_s=CROWD_S)))
             return rig.expect(outcome, blocks, stored), seconds
 
         for number, (statuses, seconds) in enumerate(await asyncio.gather(*map(read, range(PEERS)))):
             rig, _, fault = reads[number]
-            assert seconds <= SHORT_S + DEADLINE_SLACK_S
+            assert seconds <= CROWD_S + CROWD_SLACK_S
             if rig.owner in dead or fault is Fault.GARBAGE:
                 assert set(statuses) == {ReadStatus.PEER_LOST}
-                assert seconds <= PROMPT_S
+                assert seconds <= CROWD_S / 2
             elif fault is Fault.SLOW:
                 assert set(statuses) == {ReadStatus.LATE}
             elif fault is Fault.CLOSING:
                 assert set(statuses) <= {ReadStatus.OK, ReadStatus.PEER_LOST}
             else:
                 assert set(statuses) == {ReadStatus.OK}
-                assert seconds <= PROMPT_S, "the silent ones held nothing that it needed"
+                assert seconds <= CROWD_S / 2, "the silent ones held nothing that it needed"
 
 
 async def _settled(read) -> ReadOutcome:
