@@ -19,8 +19,8 @@ BEAT_S = 0.005
 DEADLINE_SLACK_S = 0.05
 """Beyond its deadline, that is what a caller may wait."""
 
-PROMPT_S = 0.5
-"""Within that a killed or closed peer is noticed: milliseconds, and what a busy machine adds that `took` does not see."""
+PROMPT_S = 0.2
+"""Within that a killed or closed peer is noticed."""
 
 
 async def took(call: Awaitable[T]) -> tuple[T, float]:
